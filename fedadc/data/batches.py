@@ -1,0 +1,133 @@
+"""One client's data, and its batches: which samples in which order, gathered into fresh tensors, normalised.
+
+`gather` is the only place where inputs are made. It copies, so that a batch is aligned whatever its samples were, and
+sets the memory format, because the bits of a matrix product depend on both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadc.data.dataset import Array, Normalisation, Samples
+from fedadc.errors import require
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crop after padding with black, and horizontal flip: drawn per sample, applied to the whole batch at once."""
+
+    crop: int = 0  # pixels of padding on each side; 0: none
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.crop >= 0, f"data.augment.crop must not be negative, not {self.crop}.")
+
+    def __bool__(self) -> bool:
+        return self.crop > 0 or self.flip
+
+    def __call__(self, x: Tensor, rng: np.random.Generator) -> Tensor:
+        n, channels, height, width = x.shape
+        columns = np.arange(width)[None, :]
+        rows = np.arange(height)[None, :]
+        if self.flip:
+            columns = np.where(rng.integers(2, size=(n, 1)) == 1, columns[:, ::-1], columns)
+        if self.crop:
+            x = torch.nn.functional.pad(x, [self.crop] * 4)
+            rows = rows + rng.integers(2 * self.crop + 1, size=(n, 1))
+            columns = columns + rng.integers(2 * self.crop + 1, size=(n, 1))
+        sample = np.arange(n)[:, None, None, None]
+        channel = np.arange(channels)[None, :, None, None]
+        index = [
+            torch.from_numpy(np.ascontiguousarray(i)).to(x.device)
+            for i in (sample, channel, np.broadcast_to(rows, (n, height))[:, None, :, None],
+                      np.broadcast_to(columns, (n, width))[:, None, None, :])
+        ]  # fmt: skip
+        return x[index[0], index[1], index[2], index[3]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How raw samples become what a model sees."""
+
+    normalisation: Normalisation
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    def gather(self, samples: Samples, indices: Array, augment: Augment | None = None,
+               rng: np.random.Generator | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Inputs and labels of some samples, as new tensors."""
+        chosen = torch.from_numpy(np.ascontiguousarray(indices))
+        x, y = samples.x[chosen], samples.y[chosen]
+        if augment and rng is not None:
+            x = augment(x, rng)
+        x = x.to(self.device, self.dtype, memory_format=torch.contiguous_format)
+        return self.normalisation(x), y.to(self.device)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an objective is called with."""
+
+    x: Tensor
+    y: Tensor
+    position: Array  # of the samples in the client's own data
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's share of a split, made when the client is selected."""
+
+    samples: Samples
+    indices: Array
+    classes: int
+    inputs: Inputs
+    augment: Augment
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def class_counts(self) -> Tensor:
+        labels = self.samples.y[torch.from_numpy(self.indices)]
+        return torch.bincount(labels, minlength=self.classes).to(self.inputs.device)
+
+    def batches(self, positions: Iterable[Array], rng: np.random.Generator) -> Iterator[Batch]:
+        """The batches at these positions; `rng` draws the augmentation."""
+        for position in positions:
+            x, y = self.inputs.gather(self.samples, self.indices[position], self.augment, rng)
+            yield Batch(x, y, position)
+
+    def in_order(self, size: int) -> Iterator[Tensor]:
+        """All inputs in index order, without augmentation."""
+        for start in range(0, len(self.indices), size):
+            yield self.inputs.gather(self.samples, self.indices[start : start + size])[0]
+
+
+def shuffled(samples: int, batch_size: int, steps: int | None, epochs: int | None,
+             rng: np.random.Generator) -> Iterator[Array]:  # fmt: skip
+    """The positions of each batch of a client's round.
+
+    By steps: exactly that many full batches, reshuffled whenever the data is used up. By epochs: every sample once an
+    epoch, the last batch as large as it comes. A client with fewer samples than a batch uses all of them every time.
+    """
+    size = min(batch_size, samples)
+    if steps is None:
+        for _ in range(epochs or 1):
+            order = rng.permutation(samples)
+            yield from (order[start : start + size] for start in range(0, samples, size))
+        return
+    shuffles = math.ceil(steps * size / samples)
+    stream = np.concatenate([rng.permutation(samples) for _ in range(shuffles)])
+    yield from stream[: steps * size].reshape(steps, size)
+
+
+def count_steps(samples: Array, batch_size: int, steps: int | None, epochs: int | None) -> Array:
+    """H of clients with so many samples."""
+    if steps is not None:
+        return np.full(len(samples), steps, dtype=np.int64)
+    return (epochs or 1) * -(-samples // np.minimum(batch_size, samples))

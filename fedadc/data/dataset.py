@@ -1,0 +1,118 @@
+"""A data set is whole tensors in memory; its clients are two arrays, so a client is a slice made when it is selected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadc.errors import require
+
+Array = np.ndarray  # of any type; the checks below say which
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One split: inputs `x` [n, ...] (uint8 where they are images) and labels `y` [n] (int64)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        require(len(self.x) == len(self.y), f"{len(self.x)} inputs do not match {len(self.y)} labels.")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: Array) -> Samples:
+        chosen = torch.from_numpy(np.ascontiguousarray(indices))
+        return Samples(self.x[chosen], self.y[chosen])
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Client k holds the samples `indices[offsets[k] : offsets[k + 1]]` of its split."""
+
+    indices: Array  # int64 [n]
+    offsets: Array  # int64 [clients + 1]
+
+    @staticmethod
+    def from_owner(owner: Array, clients: int) -> Clients:
+        """From the owner of every sample: each sample has one, so clients are disjoint and complete."""
+        offsets = np.zeros(clients + 1, dtype=np.int64)
+        np.cumsum(np.bincount(owner, minlength=clients), out=offsets[1:])
+        return Clients(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Array:
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def sizes(self) -> Array:
+        return np.diff(self.offsets)
+
+    def class_counts(self, y: Tensor, classes: int) -> Array:
+        """How many samples of each class each client holds, [clients, classes]."""
+        owner = np.repeat(np.arange(len(self)), self.sizes)
+        labels = y.numpy()[self.indices]
+        return np.bincount(owner * classes + labels, minlength=len(self) * classes).reshape(len(self), classes)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """(x / scale - mean) / std, per channel. The constants belong to a loader or a config, never to pooled data."""
+
+    scale: float = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise a floating-point batch in place."""
+        if not self.mean:
+            return x.div_(self.scale) if self.scale != 1 else x
+        shape = (-1, *[1] * (x.ndim - 2))
+        std = torch.tensor(self.std, dtype=x.dtype, device=x.device).view(shape)
+        mean = torch.tensor(self.mean, dtype=x.dtype, device=x.device).view(shape)
+        return x.sub_(mean * self.scale).div_(std * self.scale)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Whole tensors of every split, and what is known about them."""
+
+    name: str
+    train: Samples
+    classes: tuple[str, ...]
+    test: Samples | None = None
+    validation: Samples | None = None
+    normalisation: Normalisation = Normalisation()
+    owners: Array | None = None  # natural federation: the client id of every training sample, any type
+    notes: tuple[str, ...] = ()  # what a loader did that a user should know
+
+    def __post_init__(self) -> None:
+        require(len(self.train) > 0, f"data {self.name} has no training sample.")
+        require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.")
+        for split, samples in self.splits().items():
+            bad = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))
+            require(
+                len(bad) == 0,
+                f"data {self.name}: label {int(samples.y[bad[0, 0]]) if len(bad) else 0} of {split} sample "
+                f"{int(bad[0, 0]) if len(bad) else 0} is outside 0..{len(self.classes) - 1}.",
+            )
+            require(
+                samples.x.shape[1:] == self.train.x.shape[1:],
+                f"data {self.name}: {split} samples have shape {list(samples.x.shape[1:])}, "
+                f"training samples {list(self.train.x.shape[1:])}.",
+            )
+
+    def splits(self) -> dict[str, Samples]:
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: samples for name, samples in named.items() if samples is not None}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.x.shape[1:])

@@ -1,0 +1,23 @@
+"""The one exception a user's mistake raises, and the sentences that name what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedadcError(Exception):
+    """A mistake in a config, a file or an argument. Its text is one sentence meant for the user."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise FedadcError(message)
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
+    """An error for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names) or 'none'}."
+    return FedadcError(f"{kind} {str(name)!r} is unknown; {hint}")

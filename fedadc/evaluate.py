@@ -1,0 +1,100 @@
+"""Test metrics of a model: fixed cuts, float64 sums added in order, so that the figures do not depend on who computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.data.batches import Inputs
+from fedadc.data.dataset import Samples
+from fedadc.errors import require, unknown
+from fedadc.exact import exact
+from fedadc.federation.rounds import Metrics, Round
+from fedadc.models.flat import FlatModel
+
+EXTRA_METRICS = ("top5", "macro_f1", "per_class")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and what to measure; none of it touches training."""
+
+    every: int = 1  # rounds; the last round is always evaluated
+    metrics: tuple[str, ...] = ()  # beside accuracy and loss: top5, macro_f1, per_class
+    batch_size: int = 500
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"evaluate.every must be at least 1, not {self.every}.")
+        require(self.batch_size >= 1, f"evaluate.batch_size must be at least 1, not {self.batch_size}.")
+        for name in self.metrics:
+            if name not in EXTRA_METRICS:
+                raise unknown("evaluate.metrics: metric", name, EXTRA_METRICS)
+
+
+def measure(model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, classes: int,
+            evaluation: Evaluation) -> Metrics:  # fmt: skip
+    """Accuracy and cross-entropy of theta on some samples, and what else `evaluation.metrics` names."""
+    loss = top5 = 0.0
+    confusion = np.zeros((classes, classes), dtype=np.int64)  # [true, predicted]
+    with exact():
+        for start in range(0, len(samples), evaluation.batch_size):
+            cut = np.arange(start, min(start + evaluation.batch_size, len(samples)))
+            x, y = inputs.gather(samples, cut)
+            logits = model.predict(theta, x)
+            loss += float(F.cross_entropy(logits, y, reduction="none").to("cpu", torch.float64).sum())
+            predicted = logits.argmax(dim=1).cpu().numpy()
+            confusion += np.bincount(y.cpu().numpy() * classes + predicted, minlength=classes**2).reshape(confusion.shape)
+            if "top5" in evaluation.metrics:
+                best = logits.topk(min(5, classes), dim=1).indices
+                top5 += float((best == y[:, None]).any(dim=1).sum())
+    n, right = len(samples), np.diag(confusion)
+    metrics: Metrics = {"accuracy": float(right.sum()) / n, "loss": loss / n}
+    if "top5" in evaluation.metrics:
+        metrics["top5"] = top5 / n
+    if "macro_f1" in evaluation.metrics:
+        both = confusion.sum(axis=0) + confusion.sum(axis=1)
+        metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # classes that occur at all
+    if "per_class" in evaluation.metrics:
+        totals = confusion.sum(axis=1)
+        metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
+    return metrics
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures a stream of rounds on every split that is not for training."""
+
+    model: FlatModel
+    splits: dict[str, Samples]
+    inputs: Inputs
+    classes: int
+    evaluation: Evaluation
+
+    def __call__(self, theta: Tensor) -> Metrics:
+        return {
+            f"{split}_{name}": value
+            for split, samples in self.splits.items()
+            for name, value in measure(
+                self.model, theta, samples, self.inputs, self.classes, self.evaluation
+            ).items()
+        }
+
+    def follow(self, stream: Iterable[Round], last: int) -> Iterator[Round]:
+        """The same rounds, with metrics where they are due."""
+        for result in stream:
+            due = result.round % self.evaluation.every == 0 or result.round == last
+            yield replace(result, metrics=self(result.state.theta)) if due and self.splits else result
+
+
+def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:
+    """End after the first round that reaches an accuracy: on validation data where there is some, else on test data."""
+    for result in stream:
+        yield result
+        reached = result.metrics.get("validation_accuracy", result.metrics.get("test_accuracy"))
+        if accuracy is not None and isinstance(reached, float) and reached >= accuracy:
+            return

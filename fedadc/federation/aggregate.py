@@ -1,0 +1,35 @@
+"""The mean of the uploads, added in cohort order in blocks of 8, so that the sum does not depend on who finished first."""
+
+from __future__ import annotations
+
+from fedadc.methods.base import State
+
+BLOCK = 8  # part of the result's bits: an engine may add whole blocks ahead, never other groups
+
+
+class OrderedMean:
+    """Sum of weight × upload over sum of weights, key by key. Add in cohort order, then ask for the result."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._weights = 0.0
+        self._total: State = {}
+        self._block: State = {}
+
+    def add(self, weight: float, upload: State) -> None:
+        if self.count % BLOCK == 0:
+            _accumulate(self._total, self._block)
+            self._block = {}
+        self.count += 1
+        self._weights += weight
+        _accumulate(self._block, {key: vector if weight == 1 else vector * weight for key, vector in upload.items()})
+
+    def result(self) -> State:
+        total = dict(self._total)
+        _accumulate(total, self._block)
+        return {key: vector / self._weights for key, vector in total.items()}
+
+
+def _accumulate(total: State, part: State) -> None:
+    for key, vector in part.items():
+        total[key] = total[key] + vector if key in total else vector

@@ -1,0 +1,109 @@
+"""A federation: a model, clients with data, a method, and how they work together. It holds no state of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedadc.data.batches import Augment, Inputs
+from fedadc.data.dataset import Dataset
+from fedadc.data.partition import IID, Natural, Partition, partition
+from fedadc.engines import Engine, InProcess
+from fedadc.errors import require
+from fedadc.evaluate import Evaluation, Evaluator, until
+from fedadc.federation.local import LocalWork, Workplace
+from fedadc.federation.rounds import Round, RunState, train
+from fedadc.federation.schedule import Constant, Schedule
+from fedadc.methods import FedAvg, Method
+from fedadc.models.build import probe
+from fedadc.models.flat import FlatModel
+from fedadc.rng import generator
+
+Weighting = Literal["uniform", "samples"]
+
+
+class Federation:
+    """Clients that train one model. `rounds(n)` yields a `Round` after each of n rounds."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        data: Dataset,
+        method: Method | None = None,
+        local: LocalWork | None = None,
+        clients: int | None = None,  # how many the data is dealt to; None for natural clients
+        partition_by: Partition | None = None,  # None: the data's own clients, else iid
+        cohort: int | float | None = None,  # how many clients a round, or which share of them; None: all
+        weighting: Weighting = "uniform",
+        schedule: Schedule | None = None,
+        augment: Augment | None = None,
+        evaluation: Evaluation | None = None,
+        seed: int = 0,
+        data_seed: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.method = method or FedAvg()
+        self.data, self.seed, self.weighting = data, seed, weighting
+        self.schedule = schedule or Constant()
+        work, augment = local or LocalWork(), augment or Augment()
+        rule = partition_by or (Natural() if data.owners is not None and clients is None else IID())
+        require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
+        require(
+            not augment or len(data.input_shape) == 3,
+            f"data.augment needs images [channels, height, width], not inputs of shape {list(data.input_shape)}.",
+        )
+        self.method.check(work)
+        held = partition(
+            rule,
+            data.train.y.numpy(),
+            len(data.classes),
+            clients,
+            generator(seed if data_seed is None else data_seed, "partition"),
+            data.owners,
+        )
+        self.cohort = _cohort_size(cohort, len(held))
+        dtype = next((p.dtype for p in model.parameters()), torch.float32)
+        first = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
+        probe(model.cpu(), first, len(data.classes), seed)
+        flat = FlatModel(model, device)
+        inputs = Inputs(data.normalisation, flat.dtype, flat.device)
+        self.workplace = Workplace(
+            flat, self.method, work, data.train, held, len(data.classes), inputs, augment, seed
+        )
+        self.engine: Engine = InProcess(self.workplace)
+        splits = {name: samples for name, samples in data.splits().items() if name != "train"}
+        self.evaluator = Evaluator(flat, splits, inputs, len(data.classes), evaluation or Evaluation())
+        self._theta = flat.theta.clone()
+
+    def start(self) -> RunState:
+        """The run before its first round."""
+        return RunState(0, self._theta, self.method.server_state(self._theta), {})
+
+    def lr(self, round: int, rounds: int) -> float:
+        return self.workplace.work.lr * self.schedule(round, rounds)
+
+    def rounds(
+        self, rounds: int, start: RunState | None = None, stop_at_accuracy: float | None = None
+    ) -> Iterator[Round]:
+        """Train up to round `rounds`, from the beginning or from a state of an earlier round."""
+        stream = train(self, rounds, start or self.start())
+        return until(self.evaluator.follow(stream, rounds), stop_at_accuracy)
+
+    def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
+        """The model of a state, for `load_state_dict` of your own module."""
+        return self.workplace.model.state_dict(state.theta)
+
+
+def _cohort_size(cohort: int | float | None, clients: int) -> int:
+    if cohort is None:
+        return clients
+    if isinstance(cohort, float):
+        require(0 < cohort <= 1, f"cohort.ratio must lie in (0, 1], not {cohort}.")
+        return max(1, round(cohort * clients))
+    require(cohort >= 1, f"cohort.size must be at least 1, not {cohort}.")
+    require(cohort <= clients, f"cohort.size is {cohort}, but there are only {clients} clients.")
+    return cohort

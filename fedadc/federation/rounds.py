@@ -1,0 +1,91 @@
+"""THE outer loop: a generator of round results. Evaluating, stopping, recording and plotting consume its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedadc.errors import FedadcError
+from fedadc.federation.aggregate import OrderedMean
+from fedadc.federation.local import Order
+from fedadc.federation.selection import hand_out_order, uniform
+from fedadc.methods.base import RoundInfo, State, Vector
+from fedadc.rng import generator
+
+if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
+
+Metrics = dict[str, float | list[float | None]]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """All that a run carries from one round to the next."""
+
+    round: int  # finished rounds
+    theta: Vector
+    server: State
+    clients: dict[int, State]  # of clients that have one
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did. `state` is the run after it."""
+
+    round: int  # t, from 1
+    lr: float
+    train_loss: float  # mean over the cohort of the mean over local steps
+    cohort: tuple[int, ...]
+    bytes_up: int  # over all clients of the cohort
+    bytes_down: int
+    seconds: float  # of training
+    state: RunState
+    metrics: Metrics = field(default_factory=dict)  # test_accuracy, test_loss, ... where evaluated
+
+    @property
+    def test_accuracy(self) -> float | None:
+        value = self.metrics.get("test_accuracy")
+        return value if isinstance(value, float) else None
+
+
+def train(federation: Federation, rounds: int, state: RunState) -> Iterator[Round]:
+    """Rounds state.round + 1 ... rounds."""
+    method, place = federation.method, federation.workplace
+    names = dict.fromkeys((*method.downlink, *method.objective.downlink))  # an ordered set
+    for t in range(state.round + 1, rounds + 1):
+        began = time.perf_counter()
+        lr = federation.lr(t, rounds)
+        chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
+        cohort = hand_out_order(chosen, place.steps(chosen)).tolist()
+        downlink = {name: state.server[name] for name in names}
+
+        orders = (
+            Order(t, k, lr, state.theta, downlink, state.clients.get(k) or method.client_state(state.theta))
+            for k in cohort
+        )
+        mean, losses, clients, bytes_up = OrderedMean(), [], {}, 0
+        for report in federation.engine.run(orders):
+            mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
+            losses.append(report.loss)
+            bytes_up += _bytes(report.upload)
+            if report.state:
+                clients[report.client] = report.state
+
+        info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
+        theta, server = method.update(state.theta, state.server, mean.result(), info)
+        if not bool(torch.isfinite(theta).all()):
+            raise FedadcError(
+                f"round {t}: the model is no longer finite, training has diverged; lower local.lr or set local.clip."
+            )
+        state = RunState(t, theta, server, {**state.clients, **clients})
+        bytes_down = len(cohort) * _bytes({"theta": theta, **downlink})
+        seconds = time.perf_counter() - began
+        yield Round(t, lr, sum(losses) / len(losses), tuple(cohort), bytes_up, bytes_down, seconds, state)
+
+
+def _bytes(vectors: State) -> int:
+    return sum(v.numel() * v.element_size() for v in vectors.values())

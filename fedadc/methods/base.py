@@ -1,0 +1,84 @@
+"""A method: how a client moves, and what the server does with the mean of the uploads. The defaults are FedAvg.
+
+A method is a frozen dataclass of hyper-parameters and holds no tensors; all state passes through as values.
+`step` may overwrite `theta` and the gradient it was given, never `local.start`, `local.server` or
+`local.client`. delta = start - end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from fedadc.errors import require
+from fedadc.objectives import CrossEntropy, Objective
+
+if TYPE_CHECKING:
+    from fedadc.federation.local import Local, LocalWork
+
+Vector = Tensor  # one flat vector, as long as theta
+State = dict[str, Tensor]  # named tensors, passed in and out, never kept
+Gradient = Callable[[Vector], Vector]  # theta -> the gradient there, decayed, corrected, with local momentum
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What the server knows when it updates: the round just trained."""
+
+    round: int  # t, from 1
+    lr: float  # η_t, the learning rate the clients used in it
+    cohort: int  # |S_t|, how many uploads were counted
+    clients: int  # N
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of all methods; subclass it and write what differs from FedAvg."""
+
+    objective: Objective = field(default_factory=CrossEntropy)
+
+    downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
+    refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
+
+    def check(self, work: LocalWork) -> None:
+        """Refuse, with a FedadcError that says why, local settings that make no sense for this method."""
+
+    # at the client
+    def client_state(self, theta: Vector) -> State:
+        """The state of a client that is selected for the first time; {} for a stateless one."""
+        return {}
+
+    def begin(self, local: Local) -> Vector:
+        """Where a client starts."""
+        return local.start
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        """What a method adds to the gradient at theta."""
+        return g
+
+    def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:
+        """One local step (Algorithm 1, lines 6 and 7)."""
+        return theta.sub_(grad(theta), alpha=local.lr)
+
+    def finish(self, theta: Vector, local: Local) -> tuple[State, State]:
+        """The upload, and the client's new state, which takes effect only if the upload is counted."""
+        return {"delta": local.start - theta}, local.client
+
+    # at the server
+    def server_state(self, theta: Vector) -> State:
+        return {}
+
+    def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
+        """The new theta and server state from the mean upload (Algorithm 1, line 9)."""
+        return theta - mean["delta"], server
+
+
+def require_beta(name: str, value: float) -> None:
+    require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}.")
+
+
+def require_server_lr(value: float) -> None:
+    require(0 < value < float("inf"), f"server_lr must be positive, not {value}.")

@@ -1,0 +1,64 @@
+"""FedADC with double momentum (Algorithm 4): a client averages its own gradients beside the server's momentum.
+
+The client's average, phi * m_i + (1 - phi) * g, starts at the first gradient of the round; it is not the local
+momentum of `local.momentum` (v = mu * v + g), which this method therefore refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fedadc.errors import require
+from fedadc.methods.base import Gradient, Method, RoundInfo, State, Vector, require_beta, require_server_lr
+
+if TYPE_CHECKING:
+    from fedadc.federation.local import Local, LocalWork
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedADCDouble(Method):
+    """FedADC whose clients keep a momentum of their own during a round."""
+
+    beta: float = 0.9  # β
+    phi: float = 0.9  # φ
+    server_lr: float = 1.0  # α
+
+    downlink: ClassVar[tuple[str, ...]] = ("m",)
+    refused: ClassVar[Mapping[str, str]] = {
+        "nesterov": "Algorithm 4 has no Nesterov form",
+        "beta_local": "Algorithm 4 has one beta for server and clients",
+    }
+
+    def __post_init__(self) -> None:
+        require_beta("fedadc_double: beta", self.beta)
+        require_beta("fedadc_double: phi", self.phi)
+        require_server_lr(self.server_lr)
+
+    def check(self, work: LocalWork) -> None:
+        require(
+            work.momentum == 0,
+            "method fedadc_double has a local momentum of its own (phi); set local.momentum to 0.",
+        )
+
+    def begin(self, local: Local) -> Vector:
+        local.scratch["m_bar"] = self.beta * local.server["m"] / local.steps  # line 5
+        return local.start
+
+    def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:
+        g = grad(theta)  # line 7
+        if local.step == 0:
+            local.scratch["m_i"] = g.clone()  # line 10
+        else:
+            local.scratch["m_i"].mul_(self.phi).add_(g, alpha=1 - self.phi)  # line 12
+        return theta.sub_(local.scratch["m_bar"] + local.scratch["m_i"], alpha=local.lr)  # line 14
+
+    def server_state(self, theta: Vector) -> State:
+        return {"m": torch.zeros_like(theta)}
+
+    def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
+        m = mean["delta"] / info.lr  # lines 19 and 21
+        return theta - self.server_lr * info.lr * m, {"m": m}  # line 23

@@ -1,0 +1,12 @@
+"""FedAvg (McMahan et al., 2017; Algorithm 1 of the FedADC paper): H local SGD steps, then the mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedadc.methods.base import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """Local SGD and a plain mean: every default of `Method`."""

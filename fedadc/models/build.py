@@ -1,0 +1,108 @@
+"""From a name and options to an initialised module that is known to work on the data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedadc.errors import FedadcError, require, unknown
+from fedadc.rng import torch_seeded
+
+INITS = ("default", "kaiming")
+
+
+def construct(cls: type[nn.Module], options: Mapping[str, Any], where: str, input_shape: tuple[int, ...],
+              classes: int, seed: int, init: str | None) -> nn.Module:  # fmt: skip
+    """Build a module; `input_shape` and `classes` go to constructors that have parameters of these names."""
+    parameters = inspect.signature(cls).parameters
+    given = {"input_shape": input_shape, "classes": classes}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in options:
+        require(key not in given, f"{where}.{key} is not a setting: it comes from the data.")
+        if key not in parameters and not open_ended:
+            raise unknown(f"{where}: key", key, set(parameters) - set(given))
+    arguments = dict(options) | {k: v for k, v in given.items() if k in parameters}
+    missing = [
+        n
+        for n, p in parameters.items()
+        if p.default is p.empty and n not in arguments and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    require(not missing, f"{where}: {cls.__name__} needs {', '.join(missing)}; give it beside {where}.name.")
+    with torch_seeded(seed, "model"):
+        try:
+            module = cls(**arguments)
+            initialise(module, init or getattr(cls, "preferred_init", "default"))
+        except FedadcError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:
+            shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
+            raise FedadcError(f"{where}: {cls.__name__}({shown}) failed: {error}.") from error
+    return module
+
+
+def initialise(module: nn.Module, init: str) -> None:
+    """`default` keeps the constructor's weights; `kaiming` draws them again from torch's seeded generator.
+
+    Kaiming-normal for ReLU: fan-out for convolutions, fan-in for linear layers, zero biases.
+    """
+    if init == "default":
+        return
+    if init != "kaiming":
+        raise unknown("model.init", init, INITS)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            mode = "fan_out" if isinstance(layer, nn.Conv2d) else "fan_in"
+            nn.init.kaiming_normal_(layer.weight, mode=mode, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
+    """Refuse a module that cannot be trained here: wrong output, or buffers that change while it trains."""
+    name = type(module).__name__
+    before = {n: b.clone() for n, b in module.named_buffers()}
+    training = module.training
+    module.train()
+    try:
+        with torch.no_grad(), torch_seeded(seed, "probe"):
+            logits = module(x)
+    except Exception as error:  # whatever a stranger's forward raises is his to read, in one sentence
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FedadcError(
+            f"model {name} fails on a batch of shape {list(x.shape)} from this data: {first.rstrip('.')}."
+        ) from error
+    finally:
+        module.train(training)
+    changed = [n for n, b in module.named_buffers() if not torch.equal(b, before.get(n, b))]
+    for n, b in module.named_buffers():
+        if n in before:
+            b.copy_(before[n])
+    require(
+        not changed,
+        f"model {name} changes its buffers while it trains ({', '.join(changed[:2])}): running statistics such as "
+        "BatchNorm's are not averaged in federated learning; use GroupNorm instead.",
+    )
+    shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    require(
+        shape == [len(x), classes],
+        f"model {name} must return logits of shape [{len(x)}, {classes}] for {len(x)} samples of {classes} classes; "
+        f"it returned {shape}.",
+    )
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """A state dict from a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    require(path.is_file(), f"model.weights: there is no file {path}.")
+    try:
+        state: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise FedadcError(f"model.weights: {path} is not a safetensors file ({error}).") from error
+    return state

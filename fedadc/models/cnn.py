@@ -1,0 +1,60 @@
+"""The paper's CNN (section IV-B): 3×3 convolutions with 2×2 max-pooling, then fully connected layers, no normalisation.
+
+Widths from the authors' later library (docs/deviations.md, 4): 64-128-256-512 and 128-256-512-1024, 2,513,418
+parameters with 10 classes. Pooling stands before ReLU: the same function, on a quarter of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedadc.errors import require
+
+
+class CNN(nn.Module):
+    """Four convolutions and four fully connected layers before the classifier."""
+
+    preferred_init = "kaiming"  # nine plain layers hardly start with PyTorch's default (docs/deviations.md, 12)
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        width: float = 1.0,
+        channels: Sequence[int] = (64, 128, 256, 512),
+        hidden: Sequence[int] = (128, 256, 512, 1024),
+    ) -> None:
+        super().__init__()
+        require(len(input_shape) == 3, f"model cnn takes images [channels, height, width], not {list(input_shape)}.")
+        require(width > 0, f"model.width must be positive, not {width}.")
+        require(bool(channels) and min(channels) > 0, f"model.channels must be positive, not {list(channels)}.")
+        require(all(h > 0 for h in hidden), f"model.hidden must be positive widths, not {list(hidden)}.")
+        scaled = [max(1, round(width * c)) for c in channels]
+        side = [s // 2 ** len(scaled) for s in input_shape[1:]]
+        require(
+            min(side) > 0,
+            f"model cnn halves the image {len(scaled)} times, so it needs at least {2 ** len(scaled)}×"
+            f"{2 ** len(scaled)} pixels, not {input_shape[1]}×{input_shape[2]}; give fewer model.channels.",
+        )
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, kernel_size=3, padding=1) for a, b in pairwise([input_shape[0], *scaled])
+        )
+        widths = [scaled[-1] * side[0] * side[1], *(max(1, round(width * h)) for h in hidden)]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        for convolution in self.convolutions:
+            x = F.relu(F.max_pool2d(convolution(x), 2))
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(x))
+        return logits

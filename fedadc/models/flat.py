@@ -1,0 +1,113 @@
+"""A module whose trainable parameters are views of one flat vector, and whose gradients are views of another.
+
+Every update of a method is then one vector operation, a message is one vector, and loading a client's start is one
+copy. Frozen parameters stay out of the vector; tied weights have one slot; the head's parameters come last, so that
+`part("head")` is one slice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedadc.errors import FedadcError, require
+
+
+class FlatModel:
+    """`theta` and `gradient` are the flat buffers; calling the model runs it at the present `theta`."""
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = copy.deepcopy(module).to(device).train()
+        head = {id(p) for p in getattr(self.module, "head", nn.Module()).parameters()}
+        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        named.sort(key=lambda item: id(item[1]) in head)  # stable: the head last, all else as it was
+        require(bool(named), f"{type(module).__name__} has no parameter to train: all of them are frozen.")
+        kinds = {p.dtype for _, p in named}
+        require(
+            len(kinds) == 1 and next(iter(kinds)).is_floating_point,
+            f"{type(module).__name__} mixes parameters of {', '.join(sorted(map(str, kinds)))}; "
+            "one floating-point type is needed for one flat vector.",
+        )
+        self.theta = torch.cat([p.detach().reshape(-1) for _, p in named])
+        self.gradient = torch.zeros_like(self.theta)
+        self._slots: list[tuple[str, int, torch.Size]] = []
+        start = 0
+        for name, p in named:
+            view = slice(start, start + p.numel())
+            p.data = self.theta[view].view(p.shape)
+            p.grad = self.gradient[view].view(p.shape)
+            self._slots.append((name, start, p.shape))
+            start = view.stop
+        self._head_size = sum(p.numel() for _, p in named if id(p) in head)
+
+    @property
+    def device(self) -> torch.device:
+        return self.theta.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.theta.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits at the present theta, in training mode, with gradients."""
+        logits: Tensor = self.module(x)
+        return logits
+
+    def gradient_of(self, loss: Callable[[], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of a loss at theta, and the loss. The gradient is overwritten by the next call."""
+        if theta.data_ptr() != self.theta.data_ptr():
+            self.theta.copy_(theta)
+        self.gradient.zero_()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return self.gradient, value.detach()
+
+    def predict(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                logits: Tensor = functional_call(self.module, self._views(theta), (x,))
+                return logits
+        finally:
+            self.module.train()
+
+    def part(self, name: str) -> slice:
+        """The slice of theta that holds a part of the model: "head" (the classifier) or "embed" (all before it)."""
+        require(name in ("embed", "head"), f"a model has the parts 'embed' and 'head', not {name!r}.")
+        require(
+            self._head_size > 0 and hasattr(self.module, "embed"),
+            f"{type(self.module).__name__} has no split into `embed` and `head`; give it a method `embed(x)` and "
+            "a module `head`, so that forward(x) is head(embed(x)).",
+        )
+        cut = self.theta.numel() - self._head_size
+        return slice(cut, None) if name == "head" else slice(0, cut)
+
+    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
+        """The module's own state dict with theta in place, every entry a tensor of its own."""
+        views = self._views(theta)
+        slot = {p.data_ptr(): views[n] for n, p in self.module.named_parameters() if n in views}
+        state = self.module.state_dict()
+        return {n: slot.get(t.data_ptr(), t).detach().clone().contiguous().cpu() for n, t in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor], source: str) -> None:
+        """Take over the weights of a state dict; the flat buffers stay where they are."""
+        wanted = self.module.state_dict()
+        missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
+        wrong = [n for n in wanted.keys() & state.keys() if wanted[n].shape != state[n].shape]
+        for names, what in ((missing, "lacks"), (extra, "has besides"), (sorted(wrong), "has with another shape")):
+            if names:
+                raise FedadcError(
+                    f"{source} does not fit {type(self.module).__name__}: it {what} {', '.join(names[:3])}"
+                    f"{' and more' if len(names) > 3 else ''}."
+                )
+        with torch.no_grad():
+            for name, tensor in wanted.items():
+                tensor.copy_(state[name])
+
+    def _views(self, theta: Tensor) -> dict[str, Tensor]:
+        return {name: theta[start : start + shape.numel()].view(shape) for name, start, shape in self._slots}

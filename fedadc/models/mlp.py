@@ -1,0 +1,40 @@
+"""Multilayer perceptron and logistic regression, on flattened inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedadc.errors import require
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (64, 64)) -> None:
+        super().__init__()
+        require(all(h > 0 for h in hidden), f"model.hidden must be positive widths, not {list(hidden)}.")
+        widths = [math.prod(input_shape), *hidden]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(x))
+        return logits
+
+
+class Logistic(MLP):
+    """Multinomial logistic regression: a classifier on the raw inputs."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(input_shape, classes, hidden=())

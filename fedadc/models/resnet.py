@@ -1,0 +1,72 @@
+"""ResNet-18 for CIFAR (He et al., 2016) with GroupNorm (Wu and He, 2018) after every convolution (section IV-C).
+
+The CIFAR form: a 3×3 stem without pooling. 32 groups, as the authors' later library reads "group size of 32"
+(docs/deviations.md, 3); a width below 32 has as many groups as channels.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedadc.errors import require
+
+
+def _norm(channels: int, groups: int) -> nn.GroupNorm:
+    groups = min(groups, channels)
+    require(
+        channels % groups == 0,
+        f"model resnet18: {channels} channels do not divide into {groups} groups; choose another model.width.",
+    )
+    return nn.GroupNorm(groups, channels)
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = _norm(outputs, groups)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = _norm(outputs, groups)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs, groups))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """Four stages of two blocks; `width` is the number of channels of the first (64 in the paper)."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, width: int = 64, groups: int = 32) -> None:
+        super().__init__()
+        require(
+            len(input_shape) == 3, f"model resnet18 takes images [channels, height, width], not {list(input_shape)}."
+        )
+        require(width > 0 and groups > 0, "model resnet18: width and groups must be positive.")
+        self.stem = nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False)
+        self.norm = _norm(width, groups)
+        blocks: list[nn.Module] = []
+        channels = width
+        for stage in range(4):
+            for stride in (1 if stage == 0 else 2, 1):
+                outputs = width * 2**stage
+                blocks.append(Block(channels, outputs, stride, groups))
+                channels = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(channels, classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        return x.mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(x))
+        return logits

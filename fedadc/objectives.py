@@ -1,0 +1,99 @@
+"""What a client minimises. An objective is a frozen dataclass that is called; any method takes any objective.
+
+`__call__(model, batch, local)` returns the mean loss of a batch. `model` holds the present theta, `batch` has
+`x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.errors import require
+
+if TYPE_CHECKING:
+    from fedadc.data.batches import Batch
+    from fedadc.federation.local import Local
+    from fedadc.models.flat import FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Base of all objectives; subclass it and write `__call__`."""
+
+    downlink: ClassVar[tuple[str, ...]] = ()  # server vectors it needs beside theta
+    refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(model, batch, local)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Objective):
+    """The cross-entropy of the labels."""
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfConfidence(Objective):
+    """Self-confidence knowledge distillation, the loss of FedADC+ (section III).
+
+    L = (1 - lam) CE + lam KL(target || student), the target being the teacher's prediction with the classes
+    that the client knows well (rho near 1) handed over to the true label. Deviations: docs/deviations.md, 1.
+    """
+
+    lam: float = 0.35  # λ
+    tau: float = 1.0  # τ, the temperature of student and teacher
+    teacher: Literal["received", "self"] = "received"
+    tau_squared: bool = False  # multiply the KL term by τ², as cs-kd does and the paper does not
+
+    def __post_init__(self) -> None:
+        require(0 <= self.lam <= 1, f"self_confidence: lam must lie in [0, 1], not {self.lam}.")
+        require(0 < self.tau < float("inf"), f"self_confidence: tau must be positive, not {self.tau}.")
+        require(
+            self.teacher in ("received", "self"),
+            f"self_confidence: teacher must be 'received' or 'self', not {self.teacher!r}.",
+        )
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        logits = model(batch.x)
+        cross_entropy = F.cross_entropy(logits, batch.y)
+        if self.lam == 0:
+            return cross_entropy
+        teacher = logits.detach() if self.teacher == "self" else local.frozen(local.start, batch)
+        target = confidence_target(teacher / self.tau, batch.y, local.confidence)
+        kl = F.kl_div(F.log_softmax(logits / self.tau, dim=1), target, reduction="batchmean")
+        scale = self.tau**2 if self.tau_squared else 1.0
+        return (1 - self.lam) * cross_entropy + self.lam * scale * kl
+
+
+def confidence_target(teacher_logits: Tensor, y: Tensor, rho: Tensor) -> Tensor:
+    """The target probabilities of section III: p^_i = (1 - rho_i) p~_i, and the rest goes to the true class.
+
+    Written as p^_y = p~_y + sum_{i != y} rho_i p~_i: equal to the paper's 1 - sum (1 - rho_i) p~_i, but a sum
+    of non-negative terms, where the subtraction falls below zero in float32 and makes the KL a NaN.
+    """
+    p = teacher_logits.softmax(dim=1)
+    true = F.one_hot(y, p.shape[1]).to(p.dtype)
+    kept = p * rho  # what the true class takes over from the others
+    handed = ((1 - true) * kept).sum(dim=1, keepdim=True)
+    return (1 - true) * (p * (1 - rho)) + true * (p + handed)
+
+
+def confidence(class_counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """rho_i = gamma_i / gamma_max, from a client's own label counts (section III)."""
+    counts = class_counts.to(dtype)
+    return counts / counts.max()
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "cross_entropy": CrossEntropy,
+    "self_confidence": SelfConfidence,
+}

@@ -1,0 +1,42 @@
+"""Every random number of a run, derived from (seed, purpose, round, client) and from nothing else.
+
+No generator is ever carried from one draw to the next, so a result cannot depend on which process ran a
+client, in which order, or how often the model was evaluated; and a checkpoint needs no generator state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def _key(seed: int, purpose: str, round: int, client: int, size: int) -> int:
+    text = f"{seed}|{purpose}|{round}|{client}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=size).digest(), "little")
+
+
+def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
+    """A NumPy generator of its own for this purpose, round and client (-1: the server)."""
+    return np.random.Generator(np.random.Philox(key=_key(seed, purpose, round, client, 16)))
+
+
+@contextmanager
+def torch_seeded(seed: int, purpose: str, round: int = 0, client: int = -1) -> Iterator[None]:
+    """Seed torch's global generators (dropout and module constructors know no other); restore them after."""
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    before = torch.get_rng_state()
+    before_cuda = torch.cuda.get_rng_state_all() if cuda else []
+    key = _key(seed, purpose, round, client, 8) % 2**63
+    torch.default_generator.manual_seed(key)
+    if cuda:
+        torch.cuda.manual_seed_all(key)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if cuda:
+            torch.cuda.set_rng_state_all(before_cuda)
