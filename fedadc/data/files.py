@@ -1,0 +1,184 @@
+"""Where the built-in data sets lie, and how they get there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from fedadc.errors import FedadcError, require, unknown
+
+Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0: unknown)
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """The official files of a data set."""
+
+    folder: str  # below the data folder; the first of its usual names
+    also: tuple[str, ...]  # other usual names
+    files: dict[str, str]  # file -> md5, as it must lie in the folder
+    address: str
+    archive: tuple[str, str] | None = None  # (file, md5) of a tar that holds the files
+
+
+def _idx(folder: str, also: tuple[str, ...], address: str, *md5: str) -> Source:
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    return Source(folder, also, dict(zip(names, md5, strict=True)), address)
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": _idx(
+        "mnist", ("MNIST/raw", "MNIST"), "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    "fashion_mnist": _idx(
+        "fashion-mnist", ("FashionMNIST/raw", "fashion_mnist"),
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+    "cifar10": Source(
+        "cifar-10-batches-bin", (),
+        {
+            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+        },
+        "https://www.cs.toronto.edu/~kriz/",
+        ("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    ),
+    "cifar100": Source(
+        "cifar-100-binary", (),
+        {"train.bin": "6172c7755cfe09b2fe270c85cebc1b15", "test.bin": "4499cfba6c016c1be1438163640a0898"},
+        "https://www.cs.toronto.edu/~kriz/",
+        ("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    ),
+}  # fmt: skip
+
+
+def data_folders(data_dir: str | Path | None) -> list[Path]:
+    """Where data is looked for: --data-dir, FEDADC_DATA, the cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedadc"
+    given = [data_dir, os.environ.get("FEDADC_DATA")]
+    return [*(Path(g).expanduser() for g in given if g), cache]
+
+
+def find(name: str, data_dir: str | Path | None) -> Path:
+    """The folder of a data set; an error that says what is missing and where to put it."""
+    source = SOURCES[name]
+    roots = data_folders(data_dir)
+    for root in roots:
+        for folder in (source.folder, *source.also):
+            if all(locate(root / folder, file) for file in source.files):
+                return root / folder
+    place = roots[0] / source.folder
+    raise FedadcError(
+        f"data {name} is not on this machine: put {', '.join(source.files)} into {place}, or run "
+        f"`fedadc data get {name}` where there is a network (looked in {', '.join(map(str, roots))})."
+    )
+
+
+def locate(folder: Path, file: str) -> Path | None:
+    """A file, or its unzipped form."""
+    for path in (folder / file, folder / file.removesuffix(".gz")):
+        if path.is_file():
+            return path
+    return None
+
+
+def md5_of(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def check_md5(path: Path, md5: str) -> None:
+    found = md5_of(path)
+    require(found == md5, f"{path} is damaged or not the official file: its md5 is {found}, not {md5}.")
+
+
+def get(name: str, data_dir: str | Path | None, origin: str | None = None, progress: Progress | None = None) -> Path:
+    """Fetch, check and unpack a data set; `origin` is another address, or a local folder or archive."""
+    if name not in SOURCES:
+        raise unknown("data set to download", name, SOURCES)
+    source = SOURCES[name]
+    target = data_folders(data_dir)[0] / source.folder
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if source.archive:
+            file, md5 = source.archive
+            archive = _fetch(_address(origin or source.address, file), target / file, md5, progress)
+            _unpack(archive, source.files, target)
+            archive.unlink()
+        else:
+            for file, md5 in source.files.items():
+                if not (target / file).is_file() or md5_of(target / file) != md5:
+                    _fetch(_address(origin or source.address, file), target / file, md5, progress)
+    except (OSError, EOFError, tarfile.TarError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise FedadcError(
+            f"data {name} could not be fetched ({reason}): put {', '.join(source.files)} into {target} yourself, or give "
+            f"--from a folder, an archive or another address that has {(source.archive or ('them',))[0]}."
+        ) from error
+    return target
+
+
+def _address(origin: str, file: str) -> str:
+    path = Path(origin).expanduser()
+    if path.is_file():
+        return path.resolve().as_uri()
+    if path.is_dir():
+        return (path / file).resolve().as_uri()
+    return origin if origin.endswith(file) else f"{origin.rstrip('/')}/{file}"
+
+
+def _fetch(address: str, target: Path, md5: str, progress: Progress | None) -> Path:
+    """Download under a temporary name, so that a broken download never looks like a file."""
+    partial = target.with_name(target.name + ".part")
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer, partial.open("wb") as out:
+            _copy(answer, out, int(answer.headers.get("Content-Length") or 0), target.name, progress)
+        check_md5(partial, md5)
+        partial.replace(target)
+    except ValueError as error:  # urllib's word for an address that is none
+        raise FedadcError(f"--from: {address!r} is neither a file, a folder nor an address ({error}).") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _copy(source: IO[bytes] | Any, out: IO[bytes], size: int, what: str, progress: Progress | None) -> None:
+    done = 0
+    while block := source.read(BLOCK):
+        out.write(block)
+        done += len(block)
+        if progress:
+            progress(what, done, size)
+
+
+def _unpack(archive: Path, files: dict[str, str], target: Path) -> None:
+    """Take the expected files out of a tar and nothing else: no name in it decides where anything is written."""
+    wanted = dict(files)
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            file = Path(member.name).name
+            if file in wanted and member.isfile() and (content := tar.extractfile(member)) is not None:
+                partial = target / (file + ".part")
+                with partial.open("wb") as out:
+                    _copy(content, out, member.size, file, None)
+                check_md5(partial, wanted.pop(file))
+                partial.replace(target / file)
+    require(not wanted, f"{archive} lacks {', '.join(wanted)}.")

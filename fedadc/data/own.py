@@ -1,0 +1,185 @@
+"""Your own data: arrays, tensors, a torch Dataset, an .npz file, a folder of images per class."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
+from fedadc.errors import FedadcError, require
+
+Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
+IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+def from_arrays(x: Any, y: Any, test: Pair | None = None, *, owners: Any = None, name: str = "arrays",
+                normalisation: Normalisation | None = None) -> Dataset:  # fmt: skip
+    """A data set from inputs and labels; `owners` is the client id of every training sample.
+
+    uint8 inputs are images and are scaled to [0, 1]; all others are taken as they are. Labels may be integers or
+    strings; the classes are those that occur in training, sorted.
+    """
+    inputs, labels = _inputs(x, name, "training"), _labels(y, name)
+    classes, codes = np.unique(labels, return_inverse=True)
+    require(len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.")
+    if owners is not None:
+        owners = np.asarray(owners)
+        require(
+            owners.shape == labels.shape, f"data {name}: {owners.shape[:1]} client ids do not match {len(labels)} labels."
+        )
+    held = None
+    if test is not None:
+        test_labels = _labels(test[1], name)
+        position = np.clip(np.searchsorted(classes, test_labels), 0, len(classes) - 1)
+        strange = np.flatnonzero(classes[position] != test_labels)
+        require(
+            len(strange) == 0,
+            f"data {name}: label {test_labels[strange[:1]].tolist()} of test sample {strange[:1].tolist()} does not "
+            "occur in training.",
+        )
+        held = Samples(_inputs(test[0], name, "test"), torch.from_numpy(position))
+    if normalisation is None:
+        normalisation = Normalisation(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
+    samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
+    return Dataset(name, samples, tuple(str(c) for c in classes), held, normalisation=normalisation, owners=owners)
+
+
+def from_clients(clients: Sequence[Pair], test: Pair | None = None, *, name: str = "clients",
+                 normalisation: Normalisation | None = None) -> Dataset:  # fmt: skip
+    """A natural federation: one pair of inputs and labels per client."""
+    require(len(clients) > 0, "from_clients needs at least one client.")
+    inputs = [_inputs(x, name, f"client {k}'s") for k, (x, _) in enumerate(clients)]
+    labels = [_labels(y, name) for _, y in clients]
+    for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
+        require(len(x) == len(y) > 0, f"client {k} has {len(x)} inputs and {len(y)} labels; it needs the same, above 0.")
+        require(
+            x.shape[1:] == inputs[0].shape[1:] and x.dtype == inputs[0].dtype,
+            f"client {k}'s inputs are {list(x.shape[1:])} {x.dtype}, client 0's {list(inputs[0].shape[1:])} "
+            f"{inputs[0].dtype}.",
+        )
+    owners = np.repeat(np.arange(len(clients)), [len(y) for y in labels])
+    x, y = torch.cat(inputs), np.concatenate(labels)
+    return from_arrays(x, y, test, owners=owners, name=name, normalisation=normalisation)
+
+
+def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = "dataset") -> Dataset:
+    """From torch Datasets of (input, label); every item is read once."""
+
+    def stacked(dataset: Any) -> Pair:
+        items = [dataset[i] for i in range(len(dataset))]
+        require(bool(items), f"data {name}: the Dataset is empty.")
+        try:
+            x = torch.stack([torch.as_tensor(np.asarray(item[0])) for item in items])
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise FedadcError(f"data {name}: the items are not (input, label) of one shape ({error}).") from error
+        return x, [int(item[1]) for item in items]
+
+    x, y = stacked(train)
+    return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name)
+
+
+def npz(path: Path, test: Path | None = None) -> Dataset:
+    """your own arrays: x, y, and where you have them x_test, y_test, client"""
+    arrays = _read_npz(path)
+    x, y = (arrays.get(k, arrays.get(f"{k}_train")) for k in ("x", "y"))
+    require(
+        x is not None and y is not None,
+        f"{path} needs arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}.",
+    )
+    held = (arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
+    if test is not None:
+        more = _read_npz(test)
+        held = tuple(more.get(k, more.get(f"{k}_test")) for k in ("x", "y"))  # type: ignore[assignment]
+        require(held is not None and all(a is not None for a in held), f"{test} needs arrays x and y.")
+    return from_arrays(x, y, held, owners=arrays.get("client"), name=path.name)
+
+
+def folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
+    """your own images: one folder per class, or train/ and test/ with one folder per class each"""
+    require(path.is_dir(), f"data.path: there is no folder {path}.")
+    if test is None and (path / "test").is_dir() and (path / "train").is_dir():
+        path, test = path / "train", path / "test"
+    train = _read_images(path, size)
+    held = _read_images(test, size) if test is not None else None
+    if held is not None and held[0].shape[1] != train[0].shape[1]:  # grey beside colour
+        train, held = (
+            (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, held)
+        )
+    return from_arrays(*train, held, name=path.name)
+
+
+def _inputs(x: Any, name: str, which: str) -> Tensor:
+    try:
+        tensor = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    except (TypeError, ValueError) as error:
+        raise FedadcError(f"data {name}: {which} inputs are not numbers of one shape ({error}).") from error
+    require(tensor.ndim >= 2, f"data {name}: {which} inputs need a sample dimension and at least one more.")
+    require(not tensor.is_complex(), f"data {name}: {which} inputs are complex numbers.")
+    if tensor.dtype != torch.uint8 and tensor.dtype != torch.float64:
+        tensor = tensor.to(torch.float32)
+    if tensor.is_floating_point():
+        bad = torch.nonzero(~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1))
+        require(
+            len(bad) == 0,
+            f"data {name}: {which} sample {int(bad[0, 0]) if len(bad) else 0} holds a NaN or an infinity.",
+        )
+    return tensor.contiguous()
+
+
+def _labels(y: Any, name: str) -> Array:
+    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    require(labels.ndim == 1, f"data {name}: labels need one dimension, not {labels.ndim}.")
+    require(
+        labels.dtype.kind in "iubU",
+        f"data {name}: labels must be integers or strings, not {labels.dtype}.",
+    )
+    return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    require(path.is_file(), f"data: there is no file {path}.")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            require(hasattr(arrays, "files"), f"{path} is a single array; an .npz with x and y is needed.")
+            return {key: arrays[key] for key in arrays.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+        raise FedadcError(f"{path} is not an .npz of plain arrays ({error}); pickled objects are refused.") from error
+
+
+def _read_images(path: Path, size: int | None) -> Pair:
+    """uint8 images [n, channels, height, width] and their folders' names."""
+    from PIL import Image, UnidentifiedImageError
+
+    require(path.is_dir(), f"data: there is no folder {path}.")
+    require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
+    found = [
+        (file, group.name)
+        for group in sorted(p for p in path.iterdir() if p.is_dir())
+        for file in sorted(group.iterdir())
+        if file.suffix.lower() in IMAGE_FILES
+    ]
+    require(bool(found), f"{path} holds no images; it needs one folder per class with image files in it.")
+    images = []
+    for file, _ in found:
+        try:
+            with Image.open(file) as opened:
+                image = opened.convert("L" if opened.mode in ("1", "L", "LA", "I;16") else "RGB")
+                image = image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)
+                images.append(np.asarray(image))
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+            raise FedadcError(f"{file} is not a readable image ({error}).") from error
+        require(
+            images[-1].shape[:2] == images[0].shape[:2],
+            f"{file} has {images[-1].shape[1]}×{images[-1].shape[0]} pixels, {found[0][0].name} "
+            f"{images[0].shape[1]}×{images[0].shape[0]}; set data.size to scale all images to one size.",
+        )
+    if len({image.ndim for image in images}) > 1:
+        images = [np.repeat(i[..., None], 3, axis=2) if i.ndim == 2 else i for i in images]
+    stacked = np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
+    return stacked, np.array([label for _, label in found])
