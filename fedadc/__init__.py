@@ -1,1 +1,57 @@
+"""fedadc: accelerated federated learning with drift control. The public names load on first use."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+# MKL picks kernels by the alignment of its inputs unless told otherwise; it reads this when torch loads.
+os.environ.setdefault("MKL_CBWR", "AVX2")
+
+if TYPE_CHECKING:
+    from fedadc.config import Config, load_config
+    from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
+    from fedadc.data.batches import Augment, Batch
+    from fedadc.data.partition import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
+    from fedadc.errors import FedadcError
+    from fedadc.evaluate import Evaluation
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local, LocalWork
+    from fedadc.federation.rounds import Round, RunState
+    from fedadc.federation.schedule import Cosine, Exponential, Step
+    from fedadc.methods import FedADC, FedADCDouble, FedAvg, Method, SlowMo
+    from fedadc.objectives import CrossEntropy, Objective, SelfConfidence
+    from fedadc.run import RunResult, run
+
+_HOME = {
+    "config": ("Config", "load_config"),
+    "data": ("Dataset", "Normalisation", "from_arrays", "from_clients", "from_torch"),
+    "data.batches": ("Augment", "Batch"),
+    "data.partition": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
+    "errors": ("FedadcError",),
+    "evaluate": ("Evaluation",),
+    "federation.federation": ("Federation",),
+    "federation.local": ("Local", "LocalWork"),
+    "federation.rounds": ("Round", "RunState"),
+    "federation.schedule": ("Cosine", "Exponential", "Step"),
+    "methods": ("FedADC", "FedADCDouble", "FedAvg", "Method", "SlowMo"),
+    "objectives": ("CrossEntropy", "Objective", "SelfConfidence"),
+    "run": ("RunResult", "run"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fedadc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fedadc.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

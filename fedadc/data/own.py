@@ -33,21 +33,25 @@ def from_arrays(x: Any, y: Any, test: Pair | None = None, *, owners: Any = None,
         require(
             owners.shape == labels.shape, f"data {name}: {owners.shape[:1]} client ids do not match {len(labels)} labels."
         )
-    held = None
-    if test is not None:
-        test_labels = _labels(test[1], name)
-        position = np.clip(np.searchsorted(classes, test_labels), 0, len(classes) - 1)
-        strange = np.flatnonzero(classes[position] != test_labels)
-        require(
-            len(strange) == 0,
-            f"data {name}: label {test_labels[strange[:1]].tolist()} of test sample {strange[:1].tolist()} does not "
-            "occur in training.",
-        )
-        held = Samples(_inputs(test[0], name, "test"), torch.from_numpy(position))
     if normalisation is None:
         normalisation = Normalisation(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
     samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
-    return Dataset(name, samples, tuple(str(c) for c in classes), held, normalisation=normalisation, owners=owners)
+    names = tuple(str(c) for c in classes)
+    held = None if test is None else samples_like(names, *test, name)
+    return Dataset(name, samples, names, held, normalisation=normalisation, owners=owners)
+
+
+def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
+    """Further samples of a data set whose classes are known; integers that name no class count them from 0."""
+    labels = _labels(y, name)
+    code = {c: i for i, c in enumerate(classes)}
+    values, position = np.unique(labels, return_inverse=True)
+    if not any(str(v) in code for v in values) and labels.dtype.kind == "i":
+        code = {str(i): i for i in range(len(classes))}
+    strange = [str(v) for v in values if str(v) not in code]
+    require(not strange, f"data {name}: the label {strange[:1]} of the test part does not occur in training.")
+    codes = np.array([code[str(v)] for v in values], dtype=np.int64)[position.reshape(-1)]
+    return Samples(_inputs(x, name, "test"), torch.from_numpy(codes))
 
 
 def from_clients(clients: Sequence[Pair], test: Pair | None = None, *, name: str = "clients",
@@ -87,17 +91,30 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
 def npz(path: Path, test: Path | None = None) -> Dataset:
     """your own arrays: x, y, and where you have them x_test, y_test, client"""
     arrays = _read_npz(path)
-    x, y = (arrays.get(k, arrays.get(f"{k}_train")) for k in ("x", "y"))
-    require(
-        x is not None and y is not None,
-        f"{path} needs arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}.",
-    )
-    held = (arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
+    held = None
     if test is not None:
-        more = _read_npz(test)
-        held = tuple(more.get(k, more.get(f"{k}_test")) for k in ("x", "y"))  # type: ignore[assignment]
-        require(held is not None and all(a is not None for a in held), f"{test} needs arrays x and y.")
-    return from_arrays(x, y, held, owners=arrays.get("client"), name=path.name)
+        held = _pair(_read_npz(test), test, ("", "_test"))
+    elif {"x_test", "y_test"} <= arrays.keys():
+        held = (arrays["x_test"], arrays["y_test"])
+    return from_arrays(*_pair(arrays, path, ("", "_train")), held, owners=arrays.get("client"), name=path.name)
+
+
+def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, str]) -> Pair:
+    for ending in endings:
+        if f"x{ending}" in arrays and f"y{ending}" in arrays:
+            return arrays[f"x{ending}"], arrays[f"y{ending}"]
+    wanted = " or ".join(f"x{e} and y{e}" for e in endings)
+    raise FedadcError(f"{path} needs arrays {wanted}; it has {', '.join(arrays) or 'none'}.")
+
+
+def read_more(path: Path, like: Dataset) -> Samples:
+    """Samples from an .npz or a folder of images, with the classes and the shape of a data set."""
+    if path.is_dir():
+        pixels = like.input_shape[-1] if len(like.input_shape) == 3 else None
+        x, y = _read_images(path, pixels)
+    else:
+        x, y = _pair(_read_npz(path), path, ("", "_test"))
+    return samples_like(like.classes, x, y, path.name)
 
 
 def folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from fedadc.data.batches import Augment, Inputs
-from fedadc.data.dataset import Dataset
+from fedadc.data.dataset import Clients, Dataset
 from fedadc.data.partition import IID, Natural, Partition, partition
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import require
 from fedadc.evaluate import Evaluation, Evaluator, until
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train
-from fedadc.federation.schedule import Constant, Schedule
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import probe
 from fedadc.models.flat import FlatModel
@@ -39,7 +38,6 @@ class Federation:
         partition_by: Partition | None = None,  # None: the data's own clients, else iid
         cohort: int | float | None = None,  # how many clients a round, or which share of them; None: all
         weighting: Weighting = "uniform",
-        schedule: Schedule | None = None,
         augment: Augment | None = None,
         evaluation: Evaluation | None = None,
         seed: int = 0,
@@ -48,7 +46,6 @@ class Federation:
     ) -> None:
         self.method = method or FedAvg()
         self.data, self.seed, self.weighting = data, seed, weighting
-        self.schedule = schedule or Constant()
         work, augment = local or LocalWork(), augment or Augment()
         rule = partition_by or (Natural() if data.owners is not None and clients is None else IID())
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
@@ -83,15 +80,21 @@ class Federation:
         """The run before its first round."""
         return RunState(0, self._theta, self.method.server_state(self._theta), {})
 
-    def lr(self, round: int, rounds: int) -> float:
-        return self.workplace.work.lr * self.schedule(round, rounds)
-
     def rounds(
         self, rounds: int, start: RunState | None = None, stop_at_accuracy: float | None = None
     ) -> Iterator[Round]:
         """Train up to round `rounds`, from the beginning or from a state of an earlier round."""
         stream = train(self, rounds, start or self.start())
         return until(self.evaluator.follow(stream, rounds), stop_at_accuracy)
+
+    @property
+    def clients(self) -> Clients:
+        return self.workplace.clients
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], source: str) -> None:
+        """Start from given weights instead of the module's own."""
+        self.workplace.model.load_state_dict(state, source)
+        self._theta = self.workplace.model.theta.clone()
 
     def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
         """The model of a state, for `load_state_dict` of your own module."""

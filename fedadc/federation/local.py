@@ -17,6 +17,7 @@ from torch import Tensor
 from fedadc.data.batches import Augment, Batch, ClientData, Inputs, count_steps, shuffled
 from fedadc.data.dataset import Array, Clients, Samples
 from fedadc.errors import require
+from fedadc.federation.schedule import Constant, Schedule
 from fedadc.methods.base import Method, State, Vector
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import confidence
@@ -36,9 +37,10 @@ class LocalWork:
     weight_decay: float = 0.0  # coupled: added to the gradient
     momentum: float = 0.0  # v = momentum * v + g, from zero in every client's round
     clip: float | None = None  # the largest norm of the loss gradient
+    schedule: Schedule = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
-        require(self.steps is None or self.epochs is None, "give local.steps or local.epochs, not both.")
+        require(self.steps is None or self.epochs is None, "give local.steps or local.epochs, not both (null switches one off).")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", 1)
         for name in ("steps", "epochs", "batch_size"):
@@ -50,6 +52,10 @@ class LocalWork:
         )
         require(0 <= self.momentum < 1, f"local.momentum must lie in [0, 1), not {self.momentum}.")
         require(self.clip is None or self.clip > 0, f"local.clip must be positive, not {self.clip}.")
+
+    def lr_of(self, round: int, rounds: int) -> float:
+        """η_t of round t of a run of so many rounds."""
+        return self.lr * self.schedule(round, rounds)
 
 
 @dataclass(frozen=True)

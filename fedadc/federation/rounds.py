@@ -58,7 +58,7 @@ def train(federation: Federation, rounds: int, state: RunState) -> Iterator[Roun
     names = dict.fromkeys((*method.downlink, *method.objective.downlink))  # an ordered set
     for t in range(state.round + 1, rounds + 1):
         began = time.perf_counter()
-        lr = federation.lr(t, rounds)
+        lr = place.work.lr_of(t, rounds)
         chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
         cohort = hand_out_order(chosen, place.steps(chosen)).tolist()
         downlink = {name: state.server[name] for name in names}

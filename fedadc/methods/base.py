@@ -38,7 +38,7 @@ class RoundInfo:
 class Method:
     """Base of all methods; subclass it and write what differs from FedAvg."""
 
-    objective: Objective = field(default_factory=CrossEntropy)
+    objective: Objective = field(default_factory=CrossEntropy, metadata={"config": False})
 
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist

@@ -16,32 +16,29 @@ from fedadc.rng import torch_seeded
 INITS = ("default", "kaiming")
 
 
-def construct(cls: type[nn.Module], options: Mapping[str, Any], where: str, input_shape: tuple[int, ...],
-              classes: int, seed: int, init: str | None) -> nn.Module:  # fmt: skip
+def construct(cls: type[nn.Module], options: Mapping[str, Any], input_shape: tuple[int, ...], classes: int, seed: int,
+              init: str = "default") -> nn.Module:  # fmt: skip
     """Build a module; `input_shape` and `classes` go to constructors that have parameters of these names."""
     parameters = inspect.signature(cls).parameters
     given = {"input_shape": input_shape, "classes": classes}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in options:
-        require(key not in given, f"{where}.{key} is not a setting: it comes from the data.")
+        require(key not in given, f"model.{key} is not a setting: it comes from the data.")
         if key not in parameters and not open_ended:
-            raise unknown(f"{where}: key", key, set(parameters) - set(given))
+            raise unknown("model: key", key, {*parameters, "name", "seed", "init", "weights"} - set(given))
     arguments = dict(options) | {k: v for k, v in given.items() if k in parameters}
-    missing = [
-        n
-        for n, p in parameters.items()
-        if p.default is p.empty and n not in arguments and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    require(not missing, f"{where}: {cls.__name__} needs {', '.join(missing)}; give it beside {where}.name.")
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and p.kind in named and n not in arguments]
+    require(not missing, f"model: {cls.__name__} needs {', '.join(missing)}; give it beside model.name.")
     with torch_seeded(seed, "model"):
         try:
             module = cls(**arguments)
-            initialise(module, init or getattr(cls, "preferred_init", "default"))
         except FedadcError:
             raise
-        except (TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:  # a stranger's constructor, or sizes that torch refuses
             shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-            raise FedadcError(f"{where}: {cls.__name__}({shown}) failed: {error}.") from error
+            raise FedadcError(f"model: {cls.__name__}({shown}) failed: {_first_line(error)}.") from error
+        initialise(module, init)
     return module
 
 
@@ -72,9 +69,8 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
         with torch.no_grad(), torch_seeded(seed, "probe"):
             logits = module(x)
     except Exception as error:  # whatever a stranger's forward raises is his to read, in one sentence
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FedadcError(
-            f"model {name} fails on a batch of shape {list(x.shape)} from this data: {first.rstrip('.')}."
+            f"model {name} fails on a batch of shape {list(x.shape)} from this data: {_first_line(error)}."
         ) from error
     finally:
         module.train(training)
@@ -93,6 +89,11 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
         f"model {name} must return logits of shape [{len(x)}, {classes}] for {len(x)} samples of {classes} classes; "
         f"it returned {shape}.",
     )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return (text.splitlines()[0] if text else type(error).__name__).rstrip(".")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,220 @@
+"""The command line. Commands import what they need when they run, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedadc.errors import FedadcError
+
+app = typer.Typer(
+    name="fedadc",
+    help="Federated learning with FedADC: train, compare and inspect.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Get data sets, and look at who holds what.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where data sets lie (else FEDADC_DATA, else a cache folder).")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that stands in the way.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings to change.")]
+
+
+class Table(StrEnum):
+    methods = "methods"
+    objectives = "objectives"
+    datasets = "datasets"
+    models = "models"
+    partitions = "partitions"
+    schedules = "schedules"
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from fedadc import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A YAML config; `fedadc init` writes one.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory (else runs/CONFIG-seedN).")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+) -> None:
+    """Train by a config and leave a run directory."""
+    from fedadc.config import load_config
+    from fedadc.run import run as run_config
+    from fedadc.terminal import progress_of_run, run_summary
+
+    changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
+    chosen = load_config(config, changes)
+    out = out or Path("runs") / f"{config.stem}-seed{chosen.seed}"
+    with progress_of_run(chosen.rounds, config.stem) as watch:
+        result = run_config(chosen, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch)
+    run_summary(result)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder of the demo's runs.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds per method.")] = 3,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """FedAvg, SlowMo, FedADC and FedADC+ on digits in about a minute: a table and a plot."""
+    from fedadc.demo import METHODS, TARGET, TITLE, configs, run_demo
+    from fedadc.record import read_run
+    from fedadc.report import as_json, plot, summarise
+    from fedadc.terminal import comparison, progress_of_runs, say
+
+    rounds = sum(config.rounds for _, config in configs(seeds))
+    with progress_of_runs(rounds, len(METHODS) * seeds) as watch:
+        runs = [read_run(path) for path in run_demo(out, seeds, overwrite, watch)]
+    rows = summarise(runs, TARGET)
+    picture = out / "convergence.png"
+    plot(runs, picture, title=TITLE)
+    if json:
+        typer.echo(as_json(rows))
+        return
+    comparison(rows, TITLE)
+    say(f"runs:  {out}\nplot:  {picture}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
+    target: Annotated[float | None, typer.Option(help="The accuracy whose first round is reported.")] = None,
+    metric: Annotated[str, typer.Option(help="What is compared and plotted.")] = "test_accuracy",
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes (else no plot).")] = None,
+    json: Json = False,
+) -> None:
+    """Compare runs: mean ± std over seeds, rounds to a target, bytes, and a plot."""
+    from fedadc.record import read_run
+    from fedadc.report import as_json, plot, summarise
+    from fedadc.terminal import comparison, find_runs, say
+
+    read = [read_run(path) for path in find_runs(runs)]
+    rows = summarise(read, target, metric)
+    if plot_file is not None:
+        plot(read, plot_file, metric)
+    if json:
+        typer.echo(as_json(rows))
+        return
+    comparison(rows, metric)
+    if plot_file is not None:
+        say(f"plot:  {plot_file}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Annotated[Path | None, typer.Option(help="Other samples: .npz, .csv or a folder of images.")] = None,
+    metrics: Annotated[str, typer.Option(help="Further ones, e.g. top5,macro_f1,per_class.")] = "",
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Evaluate the saved model of a run on its own test data, or on other data."""
+    from fedadc.saved import evaluate_run
+    from fedadc.terminal import metrics_table
+
+    found = evaluate_run(run, data, [m.strip() for m in metrics.split(",") if m.strip()], data_dir, device)
+    metrics_table(found, json)
+
+
+@app.command("list")
+def list_table(what: Annotated[Table, typer.Argument(help="Which table.")], json: Json = False) -> None:
+    """Show what can be named in a config, with settings and defaults."""
+    from fedadc.catalogue import entries
+    from fedadc.terminal import catalogue_table
+
+    catalogue_table(what.value, entries(what.value), json)
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedadc.yaml")) -> None:
+    """Write a commented starter config."""
+    from fedadc.catalogue import STARTER
+    from fedadc.errors import require
+    from fedadc.terminal import say
+
+    require(not path.exists(), f"{path} exists already; choose another name.")
+    try:
+        path.write_text(STARTER, encoding="utf-8")
+    except OSError as error:
+        raise FedadcError(f"cannot write {path} ({error.strerror or error}).") from error
+    say(f"wrote {path}; train with: fedadc run {path}")
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10 or cifar100.")],
+    data_dir: DataDir = None,
+    origin: Annotated[str | None, typer.Option("--from", help="Another address, a folder or an archive.")] = None,
+) -> None:
+    """Download a data set, check it and unpack it."""
+    from fedadc.data.files import get
+    from fedadc.terminal import progress_of_download, say
+
+    with progress_of_download() as progress:
+        place = get(name, data_dir, origin, progress)
+    say(f"{name} is in {place}")
+
+
+@data_app.command("show")
+def data_show(
+    config: Annotated[Path, typer.Argument(help="A YAML config.")],
+    overrides: Overrides = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the picture goes as PNG.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Draw who holds what: clients × classes."""
+    from fedadc.config import load_config
+    from fedadc.holdings import holdings, plot_holdings
+    from fedadc.terminal import holdings_picture, say
+
+    found = holdings(load_config(config, overrides or []), data_dir)
+    if plot_file is not None:
+        plot_holdings(found, plot_file)
+    holdings_picture(found, json)
+    if plot_file is not None and not json:
+        say(f"plot:  {plot_file}")
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one sentence and exit code 2, an interruption exit code 130."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    try:
+        app()
+    except FedadcError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `| head` has what it wanted
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

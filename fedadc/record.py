@@ -1,0 +1,176 @@
+"""The run directory: config.yaml, metrics.jsonl, model.safetensors, environment.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedadc
+from fedadc.config import Config, load_config, parse_yaml
+from fedadc.errors import FedadcError, require
+from fedadc.federation.rounds import Round
+
+CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
+FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
+
+
+def record_of(result: Round) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
+    values: dict[str, Any] = {
+        "round": result.round,
+        "lr": result.lr,
+        "train_loss": result.train_loss,
+        **result.metrics,
+        "cohort": list(result.cohort),
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "seconds": round(result.seconds, 6),
+    }
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+class RunDirectory:
+    """Writes a run as it goes. Created only when everything that can be checked has been."""
+
+    def __init__(self, path: Path, config: Config, device: str, overwrite: bool = False) -> None:
+        check_free(path, overwrite)
+        self.path = path
+        with self._writing():
+            path.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                (path / name).unlink(missing_ok=True)
+            write_text(path / CONFIG, config.yaml())
+            facts = {**environment(device), "config_folder": str(config.folder)}
+            write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+            self._metrics = (path / METRICS).open("w", encoding="utf-8")
+
+    def append(self, result: Round) -> dict[str, Any]:
+        record = record_of(result)
+        with self._writing():
+            self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+            self._metrics.flush()
+        return record
+
+    def finish(self, state_dict: dict[str, torch.Tensor]) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        partial = self.path / (MODEL + ".part")
+        with self._writing():
+            self._metrics.close()
+            try:
+                save_file(state_dict, partial)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+            partial.replace(self.path / MODEL)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FedadcError(f"cannot write to {self.path} ({error.strerror or error}).") from error
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Refuse a place that holds something; with `overwrite`, only something other than a run."""
+    require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
+    held = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    if not held:
+        return
+    require(overwrite, f"{path} is not empty; choose another --out, or give --overwrite to replace the run in it.")
+    foreign = held - set(FILES)
+    require(
+        not foreign, f"{path} holds {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another --out."
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a result depends on beside its config."""
+    return {
+        "fedadc": fedadc.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl_cbwr": os.environ.get("MKL_CBWR"),
+        "device": device,
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the folder the command ran in, and whether it held changes; None outside a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run directory that was read."""
+
+    path: Path
+    tree: dict[str, Any]  # its config, as plain values
+    records: list[dict[str, Any]]
+
+    def config(self) -> Config:
+        """The config as it was when the run started, with the files it named looked up where they were."""
+        folder = self.path
+        try:
+            facts = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+            folder = Path(facts["config_folder"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # a run that was moved without its environment: look beside it
+        return load_config(self.tree, folder=folder)
+
+
+def read_run(path: Path) -> RecordedRun:
+    require(path.is_dir(), f"there is no run directory {path}.")
+    for name in (CONFIG, METRICS):
+        require((path / name).is_file(), f"{path} is not a run directory: it has no {name}.")
+    try:
+        tree = parse_yaml((path / CONFIG).read_text(encoding="utf-8"), str(path / CONFIG))
+        lines = (path / METRICS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedadcError(f"{path} cannot be read ({error}).") from error
+    require(isinstance(tree, dict), f"{path / CONFIG} is not a config.")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FedadcError(f"{path / METRICS}, line {number} is damaged ({error}).") from error
+        require(
+            isinstance(record, dict) and isinstance(record.get("round"), int),
+            f"{path / METRICS}, line {number} is not the record of a round.",
+        )
+        records.append(record)
+    require(bool(records), f"{path} holds no finished round yet.")
+    return RecordedRun(path, tree, records)

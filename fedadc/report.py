@@ -1,0 +1,181 @@
+"""Runs compared: mean ± std over seeds, rounds to a target, bytes; as a table, JSON and a plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedadc.errors import FedadcError, require
+from fedadc.methods import PAIRS
+from fedadc.record import RecordedRun
+
+LAST = 10  # rounds whose mean is a run's final accuracy
+SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
+COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row: the runs of one setting over its seeds."""
+
+    label: str
+    seeds: int
+    accuracy: float  # mean over seeds of the mean of the last evaluated rounds
+    accuracy_std: float | None  # over seeds (n - 1); None for one seed
+    best: float  # mean over seeds of the best round
+    target: float
+    rounds_to_target: float | None  # mean over the seeds that reached it; None if none did
+    reached: int
+    bytes_up: int  # per client and round
+    bytes_down: int
+
+
+def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy") -> list[Summary]:
+    """A row per setting, in the order in which settings first appear."""
+    groups = group(runs)
+    finals = {label: [_final(r, metric) for r in members] for label, members in groups.items()}
+    if target is None:
+        target = int(90 * max(statistics.mean(f) for f in finals.values())) / 100
+    rows = []
+    for label, members in groups.items():
+        reached = [t for r in members if (t := _first(r, metric, target)) is not None]
+        rows.append(
+            Summary(
+                label=label,
+                seeds=len(members),
+                accuracy=statistics.mean(finals[label]),
+                accuracy_std=statistics.stdev(finals[label]) if len(members) > 1 else None,
+                best=statistics.mean(max(v for _, v in curve(r, metric)) for r in members),
+                target=target,
+                rounds_to_target=statistics.mean(reached) if reached else None,
+                reached=len(reached),
+                bytes_up=_per_client(members, "bytes_up"),
+                bytes_down=_per_client(members, "bytes_down"),
+            )
+        )
+    return rows
+
+
+def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
+    """Runs that differ in nothing but seeds, under a label that says how the groups differ."""
+    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS} for r in runs]
+    values: dict[tuple[str, ...], set[str]] = {}
+    for tree in flat:
+        for key, value in tree.items():
+            values.setdefault(key, set()).add(json.dumps(value, default=str))
+    differing = [k for k, seen in values.items() if len(seen) > 1 and k[-1:] != ("name",) and k != ("label",)]
+    settings: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
+    for r, tree in zip(runs, flat, strict=True):
+        label = tree.get(("label",)) or _label(tree, differing)
+        known = settings.setdefault(str(label), {".".join(k): v for k, v in tree.items()})
+        different = sorted(k for k, v in {".".join(k): v for k, v in tree.items()}.items() if known.get(k, v) != v)
+        require(
+            not different,
+            f"{r.path} and {groups.get(str(label), [r])[0].path} are both labelled {label!r} but differ in "
+            f"{', '.join(different[:3])}.",
+        )
+        groups.setdefault(str(label), []).append(r)
+    return groups
+
+
+def _label(tree: dict[tuple[str, ...], Any], differing: Sequence[tuple[str, ...]]) -> str:
+    method, objective = tree.get(("method", "name"), "?"), tree.get(("objective", "name"))
+    pairs = {pair: name for name, pair in PAIRS.items()}
+    name = pairs.get((method, objective)) or (method if objective == "cross_entropy" else f"{method} {objective}")
+    settings = [f"{k[-1]}={tree[k]}" for k in differing if k in tree and (k[0] != "objective" or name not in PAIRS)]
+    return " ".join([str(name), *settings])
+
+
+def _flatten(tree: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(tree, dict):
+        return {at: tree}
+    return {k: v for key, value in tree.items() for k, v in _flatten(value, (*at, str(key))).items()}
+
+
+def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
+    """(round, value) wherever the metric was evaluated."""
+    points = [(r["round"], float(r[metric])) for r in run.records if isinstance(r.get(metric), int | float)]
+    if not points:
+        numbers = sorted({k for r in run.records for k, v in r.items() if isinstance(v, float)})
+        raise FedadcError(f"{run.path} has no {metric} in any round; it has {', '.join(numbers)}.")
+    return points
+
+
+def _final(run: RecordedRun, metric: str) -> float:
+    return statistics.mean(v for _, v in curve(run, metric)[-LAST:])
+
+
+def _first(run: RecordedRun, metric: str, target: float) -> int | None:
+    return next((t for t, v in curve(run, metric) if v >= target), None)
+
+
+def _per_client(runs: Sequence[RecordedRun], key: str) -> int:
+    total = sum(int(r.get(key) or 0) for run in runs for r in run.records)
+    return round(total / max(1, sum(len(r.get("cohort") or ()) for run in runs for r in run.records)))
+
+
+def as_json(rows: Sequence[Summary]) -> str:
+    return json.dumps([asdict(row) for row in rows], indent=2)
+
+
+def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the comparison table."""
+    headings = ["run", "seeds", "accuracy", f"rounds to {rows[0].target:.2f}", "up/client", "down/client"]
+    cells = []
+    for row in rows:
+        std = f" ± {100 * row.accuracy_std:.1f}" if row.accuracy_std is not None else ""
+        rounds = "–" if row.rounds_to_target is None else f"{row.rounds_to_target:.0f}"
+        if 0 < row.reached < row.seeds:
+            rounds += f" ({row.reached} of {row.seeds})"
+        cells.append(
+            [row.label, str(row.seeds), f"{100 * row.accuracy:.1f}{std} %", rounds,
+             human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
+        )  # fmt: skip
+    return headings, cells
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""
+
+
+def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy", title: str | None = None) -> None:
+    """Convergence curves as PNG: mean over seeds, with the range of the seeds behind it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    percent = "accuracy" in metric or metric.endswith(("top5", "macro_f1"))
+    for index, (label, members) in enumerate(group(runs).items()):
+        points: dict[int, list[float]] = {}
+        for member in members:
+            for t, value in curve(member, metric):
+                points.setdefault(t, []).append(100 * value if percent else value)
+        rounds = sorted(t for t, values in points.items() if len(values) == len(members))
+        colour = COLOURS[index % len(COLOURS)]
+        style = "-" if index < len(COLOURS) else "--"
+        axes.plot(rounds, [statistics.mean(points[t]) for t in rounds], style, color=colour, lw=1.8, label=label)
+        low, high = ([f(points[t]) for t in rounds] for f in (min, max))
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel(metric.replace("_", " ") + (" (%)" if percent else ""))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right" if percent else "upper right")
+    if title:
+        axes.set_title(title, loc="left", fontsize=11)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise FedadcError(f"the plot cannot be written to {path} ({error}).") from error

@@ -1,0 +1,90 @@
+"""A whole run from a config: prepare, train, record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedadc.config import Config, Plan, load_config, prepare
+from fedadc.errors import FedadcError, require
+from fedadc.federation.rounds import RunState
+from fedadc.record import RunDirectory, check_free, record_of
+
+log = logging.getLogger("fedadc")
+Watcher = Callable[[dict[str, Any]], None]  # called with the record of every finished round
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves behind."""
+
+    config: Config
+    history: list[dict[str, Any]]  # one record per round, as in metrics.jsonl
+    state: RunState
+    plan: Plan
+    out: Path | None
+
+    @property
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The final global model, for `load_state_dict` of your own module."""
+        return self.plan.federation.state_dict(self.state)
+
+
+def run(
+    source: Config | Mapping[str, Any] | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
+    watch: Watcher | None = None,
+) -> RunResult:
+    """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory."""
+    config = load_config(source, overrides)
+    if out is not None:
+        check_free(Path(out), overwrite)
+    device = resolve_device(device)
+    plan = prepare(config, data_dir, device)
+    return execute(plan, None if out is None else Path(out), overwrite, device, watch)
+
+
+def execute(plan: Plan, out: Path | None, overwrite: bool = False, device: str = "cpu",
+            watch: Watcher | None = None) -> RunResult:  # fmt: skip
+    """Train a plan."""
+    config, federation = plan.config, plan.federation
+    directory = RunDirectory(out, config, device, overwrite) if out is not None else None
+    state, history = federation.start(), []
+    log.info("training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients))
+    try:
+        for result in federation.rounds(config.rounds, stop_at_accuracy=config.stop.accuracy):
+            state = result.state
+            history.append(directory.append(result) if directory else record_of(result))
+            if watch:
+                watch(history[-1])
+    except (KeyboardInterrupt, FedadcError):  # interrupted or diverged: what was trained so far is kept
+        if directory:
+            directory.finish(federation.state_dict(state))
+        raise
+    if directory:
+        directory.finish(federation.state_dict(state))
+    return RunResult(config, history, state, plan, out)
+
+
+def resolve_device(name: str) -> str:
+    """`auto` is the first GPU there is, else the CPU."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    require(kind in ("cpu", "cuda", "mps"), f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
+    require(kind != "cuda" or torch.cuda.is_available(), f"--device {name}: this machine has no CUDA device.")
+    require(kind != "mps" or torch.backends.mps.is_available(), "--device mps: this machine has no MPS device.")
+    return name

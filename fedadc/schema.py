@@ -1,0 +1,177 @@
+"""From a tree of plain values to frozen dataclasses and back: one rule for every node of a config.
+
+A node is a dataclass (`build`), or a choice from one of the tables, `{name: ..., settings}` (`choose`), or a leaf that
+pydantic checks strictly against its annotation. Unknown keys and names are errors that say the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from fedadc.errors import FedadcError, require, unknown
+
+T = TypeVar("T")
+Tables = Mapping[type, Mapping[str, type]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The tables of a config, and the folder in which `module:Class` is looked up first."""
+
+    tables: Tables
+    folder: Path
+
+    def build(self, cls: type[T], tree: Any, where: str = "") -> T:
+        """A dataclass from a mapping of its fields. A field with metadata `rest` takes the keys that no other has."""
+        require(isinstance(tree, Mapping), f"{where or 'the config'} must be a mapping of keys, not {_show(tree)}.")
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("config", True)}  # type: ignore[arg-type]
+        rest = next((name for name, f in fields.items() if f.metadata.get("rest")), None)
+        values: dict[str, Any] = {rest: {}} if rest else {}
+        for key, value in tree.items():
+            path = f"{where}.{key}" if where else str(key)
+            if key in fields and key != rest:
+                values[key] = self._value(hints[key], value, path)
+            elif rest:
+                values[rest][key] = value
+            else:
+                self._refuse(cls, key, fields, where)
+        for name, f in fields.items():
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            require(not required or name in values, f"{f'{where}.{name}' if where else name} is missing.")
+        return cls(**values)
+
+    def choose(self, base: type[T], tree: Any, where: str) -> T:
+        """An entry of a table, or a user's own class, from its name or from {name: ..., settings}."""
+        if isinstance(tree, str):
+            tree = {"name": tree}
+        require(isinstance(tree, Mapping) and "name" in tree, f"{where} must be a name or {{name: ..., settings}}.")
+        cls = self.lookup(where, tree["name"], self.tables[base], base)
+        return self.build(cls, {k: v for k, v in tree.items() if k != "name"}, where)
+
+    def lookup(self, where: str, name: Any, table: Mapping[str, Any], base: type | None = None) -> Any:
+        """An entry of a table by its name, or a user's own by `module:Name`."""
+        require(isinstance(name, str), f"{where}.name must be a text, not {_show(name)}.")
+        if name in table:
+            return table[name]
+        if ":" not in name:
+            raise unknown(f"{where}.name", name, table)
+        found = load_object(name, self.folder, where)
+        if base is not None:
+            require(
+                isinstance(found, type) and issubclass(found, base),
+                f"{where}.name: {name} is not a class derived from {base.__name__}.",
+            )
+        return found
+
+    def _value(self, hint: Any, value: Any, where: str) -> Any:
+        inner = _without_none(hint)
+        if value is None and inner is not hint:
+            return None
+        if inner in self.tables:
+            return self.choose(inner, value, where)
+        if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+            return self.build(inner, value, where)
+        return leaf(hint, value, where)
+
+    def _refuse(self, cls: type, key: Any, known: Mapping[str, Any], where: str) -> None:
+        reason = getattr(cls, "refused", {}).get(key)
+        require(reason is None, f"{where}.{key} does not exist here: {reason}.")
+        raise unknown(f"{where}: key" if where else "key", key, known)
+
+    def dump(self, value: Any) -> Any:
+        """The tree that `build` would turn into this value."""
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return list(value) if isinstance(value, tuple) else value
+        tree: dict[str, Any] = {}
+        for base, table in self.tables.items():
+            if isinstance(value, base):
+                names = [name for name, cls in table.items() if cls is type(value)]
+                tree["name"] = names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}"
+        for f in dataclasses.fields(value):
+            if f.metadata.get("rest"):
+                tree |= getattr(value, f.name)
+            elif f.metadata.get("config", True):
+                tree[f.name] = self.dump(getattr(value, f.name))
+        return tree
+
+
+def leaf(hint: Any, value: Any, where: str) -> Any:
+    """A value checked strictly against its annotation. As JSON, where a list is also what a tuple is written as."""
+    try:
+        return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        inside = "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in first["loc"] if isinstance(i, int))
+        raise FedadcError(f"{where}{inside}: {_lower(first['msg'])}, not {_show(value)}.") from error
+    except PydanticSchemaGenerationError:
+        return value  # a user's own type: its constructor is the judge
+
+
+def load_object(name: str, folder: Path, where: str) -> Any:
+    """`module:Name`, the module being looked up in `folder` first."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = _load_module(module_name, folder)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        where_to = f"there is no {module_name}.py in {folder} and no such module is installed"
+        raise FedadcError(
+            f"{where}: {where_to}." if missing == module_name else f"{where}: {module_name} needs the module {missing}."
+        ) from error
+    except Exception as error:
+        raise FedadcError(f"{where}: importing {module_name} failed ({type(error).__name__}: {error}).") from error
+    if not hasattr(module, attribute):
+        raise unknown(f"{where}: {module_name} has no name", attribute, [n for n in vars(module) if n[:1] != "_"])
+    return getattr(module, attribute)
+
+
+def _load_module(name: str, folder: Path) -> types.ModuleType:
+    file = (folder / f"{name.replace('.', '/')}.py").resolve()
+    known = sys.modules.get(name)
+    if not file.is_file():
+        return importlib.import_module(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(name=name)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(folder))  # for modules of the user's that it imports
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [a for a in typing.get_args(hint) if a is not type(None)]
+        if len(others) == 1:
+            return others[0]
+    return hint
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,200 @@
+"""What a person sees in the terminal: progress with ETA, tables that fit, pictures in characters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from fedadc.catalogue import Entry
+from fedadc.errors import FedadcError
+from fedadc.evaluate import Metrics
+from fedadc.holdings import Holdings
+from fedadc.report import Summary, table_rows
+from fedadc.run import RunResult
+
+out = Console()
+err = Console(stderr=True)
+SHADES = " ░▒▓█"
+SHOWN_CLIENTS = 40
+
+
+def say(text: str) -> None:
+    out.print(Text(text), soft_wrap=True)
+
+
+class _Lines:
+    """Progress where there is no terminal: a line now and then."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.began = total, 0, time.monotonic()
+
+    def advance(self, what: str, record: dict[str, Any]) -> None:
+        self.done += 1
+        if self.done % max(1, self.total // 10) == 0 or self.done == self.total:
+            left = (time.monotonic() - self.began) / self.done * (self.total - self.done)
+            err.print(Text(f"{what}: {self.done}/{self.total} rounds, {_state(record)}, {left:.0f} s left"))
+
+
+def _state(record: dict[str, Any]) -> str:
+    accuracy = record.get("test_accuracy")
+    if isinstance(accuracy, float):
+        return f"accuracy {100 * accuracy:5.1f} %"
+    loss = record.get("train_loss")
+    return f"loss {loss:.3f}" if isinstance(loss, float) else "loss –"
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    if not err.is_terminal:
+        yield _Lines(total).advance
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=False) as progress:
+        task = progress.add_task("starting", total=total, state="")
+        last = ""
+
+        def advance(what: str, record: dict[str, Any]) -> None:
+            nonlocal last
+            last = _state(record) if "test_accuracy" in record or not last.startswith("accuracy") else last
+            progress.update(task, advance=1, description=what, state=last)
+
+        yield advance
+
+
+@contextmanager
+def progress_of_run(rounds: int, name: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    with _bar(rounds) as advance:
+        yield lambda record: advance(name, record)
+
+
+@contextmanager
+def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    seen: dict[str, int] = {}
+
+    with _bar(rounds) as advance:
+
+        def watch(name: str, record: dict[str, Any]) -> None:
+            number = seen.setdefault(name, len(seen) + 1)
+            advance(f"{number:>2}/{runs} {name:<24}", record)
+
+        yield watch
+
+
+@contextmanager
+def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TextColumn("eta"), TimeRemainingColumn())
+    with Progress(*columns, console=err) as progress:
+        tasks: dict[str, Any] = {}
+
+        def update(what: str, done: int, size: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=size or None)
+            progress.update(tasks[what], completed=done)
+
+        yield update
+
+
+def comparison(rows: Sequence[Summary], title: str) -> None:
+    headings, cells = table_rows(rows)
+    table = Table(title=title, title_justify="left", caption_justify="left",
+                  caption="accuracy: mean ± std over seeds of each run's last 10 evaluated rounds; bytes per round")  # fmt: skip
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+
+
+def run_summary(result: RunResult) -> None:
+    last = result.history[-1]
+    known = [f"{k.replace('_', ' ')} {v:.4f}" for k, v in last.items() if isinstance(v, float) and "_" in k]
+    say(f"round {last['round']}: {', '.join(known)}")
+    say(f"run:   {result.out}")
+
+
+def metrics_table(found: dict[str, Metrics], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table()
+    table.add_column("samples")
+    table.add_column("metric")
+    table.add_column("value", justify="right", overflow="fold")
+    for split, metrics in found.items():
+        for name, value in metrics.items():
+            shown = f"{value:.4f}" if isinstance(value, float) else " ".join(
+                "–" if v is None else f"{v:.3f}" for v in value)  # fmt: skip
+            table.add_row(Text(split), name, shown)
+    out.print(table)
+
+
+def catalogue_table(what: str, entries: Sequence[Entry], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([{"name": e.name, "summary": e.summary, "settings": e.settings} for e in entries], indent=2))
+        return
+    table = Table(title=what, title_justify="left")
+    for heading in ("name", "what it is", "settings"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "name")
+    for entry in entries:
+        settings = "\n".join(f"{k}: {v}" for k, v in entry.settings.items())
+        table.add_row(Text(entry.name), Text(entry.summary), Text(settings))
+    out.print(table)
+
+
+def holdings_picture(found: Holdings, as_json: bool) -> None:
+    """Clients × classes: the darker, the larger the share of the client's own data."""
+    if as_json:
+        print(json.dumps(found.as_dict()))
+        return
+    say(found.describe())
+    width = min(len(found.classes), max(10, out.width - 24))
+    say(f"{'client':>8} {'samples':>8} " + "".join(c[:1] for c in found.classes[:width]))
+    for client in found.sample(SHOWN_CLIENTS):
+        counts = found.counts[client]
+        row = "".join(
+            SHADES[min(4, int(-(-4 * c // max(1, counts.max()))))] for c in counts[:width]
+        )
+        say(f"{client:>8} {int(counts.sum()):>8} {row}")
+    hidden = [f"{len(found.counts) - SHOWN_CLIENTS} more clients"] if len(found.counts) > SHOWN_CLIENTS else []
+    hidden += [f"{len(found.classes) - width} more classes"] if len(found.classes) > width else []
+    if hidden:
+        say(f"({', '.join(hidden)}; --plot draws them all)")
+    for note in found.notes:
+        say(f"note: {note}")
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Run directories among these paths or right below them."""
+    found: list[Path] = []
+    for path in paths:
+        if (path / "metrics.jsonl").is_file() or not path.is_dir():
+            found.append(path)
+            continue
+        below = sorted(p for p in path.iterdir() if (p / "metrics.jsonl").is_file())
+        if not below:
+            raise FedadcError(f"{path} is not a run directory and holds none.")
+        found += below
+    return found
