@@ -27,10 +27,11 @@ from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
-from fedadc.schema import Schema, leaf
+from fedadc.schema import Schema, Tables, leaf
 
-TABLES = {Method: METHODS, Objective: OBJECTIVES, Partition: PARTITIONS, Schedule: SCHEDULES}
+TABLES: Tables = {Method: METHODS, Objective: OBJECTIVES, Partition: PARTITIONS, Schedule: SCHEDULES}
 DEFAULT_TEST_SHARE = 0.2
+Init = Literal["default", "kaiming"]
 LARGEST_FILE = 1 << 20  # bytes of a config
 
 
@@ -68,7 +69,7 @@ class ModelConfig:
 
     name: str  # a name of `fedadc list models`, or module:Class
     seed: int | None = None  # of the weights; None: the run's
-    init: Literal["default", "kaiming"] | None = None  # None: what the model prefers
+    init: Init | None = None  # None: what the model prefers
     weights: str | None = None  # a safetensors file to start from
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # the model's own
 
@@ -82,7 +83,10 @@ class CohortConfig:
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        require(self.size is None or self.ratio is None, "give cohort.size or cohort.ratio, not both (null switches one off).")
+        require(
+            self.size is None or self.ratio is None,
+            "give cohort.size or cohort.ratio, not both (null switches one off).",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +140,9 @@ class Config:
         return path if path.is_absolute() or not (self.folder / path).exists() else self.folder / path
 
 
-def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] = (),
-                folder: Path | None = None) -> Config:  # fmt: skip
+def load_config(
+    source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] = (), folder: Path | None = None
+) -> Config:
     """A config from a file, a mapping or a config, with `key.sub=value` overrides, checked and complete."""
     if isinstance(source, Config):
         tree, folder = source.tree(), source.folder
@@ -195,7 +200,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
             seen.add(str(key))
@@ -237,8 +242,8 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     parts = key.strip().split(".")
     require(bool(equals) and all(parts), f"{override!r} is not an override; write key.sub=value, e.g. local.lr=0.05.")
     value = parse_yaml(text, f"the value of {key}")
-    tree = _with(tree, parts, value, key)
-    return _expand_pairs(tree, overriding=True) if parts[0] == "method" else tree
+    changed = _with(tree, parts, value, key)
+    return _expand_pairs(changed, overriding=True) if parts[0] == "method" else changed
 
 
 def _with(tree: Any, parts: Sequence[str], value: Any, key: str) -> dict[str, Any]:
@@ -268,7 +273,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
     hints = _hints(cls.__init__)
     options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in chosen.options.items()}
-    init = chosen.init or getattr(cls, "preferred_init", "default")
+    init: Init = chosen.init or getattr(cls, "preferred_init", "default")
     seed = config.seed if chosen.seed is None else chosen.seed
     module = construct(cls, options, data.input_shape, len(data.classes), seed, init)
     federation = Federation(

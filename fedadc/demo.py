@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,5 +43,5 @@ def run_demo(out: Path, seeds: int, overwrite: bool, watch: Callable[[str, dict[
     for name, _ in planned:
         check_free(out / name, overwrite)
     for name, config in planned:
-        run(config, out=out / name, overwrite=overwrite, watch=lambda record, name=name: watch(name, record))
+        run(config, out=out / name, overwrite=overwrite, watch=partial(watch, name))
     return [out / name for name, _ in planned]

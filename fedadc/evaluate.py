@@ -1,4 +1,4 @@
-"""Test metrics of a model: fixed cuts, float64 sums added in order, so that the figures do not depend on who computes."""
+"""Test metrics of a model: fixed cuts, float64 sums added in order, so that no figure depends on who computes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Samples
 from fedadc.errors import require, unknown
 from fedadc.exact import exact
-from fedadc.federation.rounds import Metrics, Round
+from fedadc.federation.rounds import Metrics as Metrics
+from fedadc.federation.rounds import Round
 from fedadc.models.flat import FlatModel
 
 EXTRA_METRICS = ("top5", "macro_f1", "per_class")
@@ -36,8 +37,9 @@ class Evaluation:
                 raise unknown("evaluate.metrics: metric", name, EXTRA_METRICS)
 
 
-def measure(model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, classes: int,
-            evaluation: Evaluation) -> Metrics:  # fmt: skip
+def measure(
+    model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, classes: int, evaluation: Evaluation
+) -> Metrics:
     """Accuracy and cross-entropy of theta on some samples, and what else `evaluation.metrics` names."""
     loss = top5 = 0.0
     confusion = np.zeros((classes, classes), dtype=np.int64)  # [true, predicted]
@@ -48,7 +50,9 @@ def measure(model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, c
             logits = model.predict(theta, x)
             loss += float(F.cross_entropy(logits, y, reduction="none").to("cpu", torch.float64).sum())
             predicted = logits.argmax(dim=1).cpu().numpy()
-            confusion += np.bincount(y.cpu().numpy() * classes + predicted, minlength=classes**2).reshape(confusion.shape)
+            confusion += np.bincount(y.cpu().numpy() * classes + predicted, minlength=classes**2).reshape(
+                confusion.shape
+            )
             if "top5" in evaluation.metrics:
                 best = logits.topk(min(5, classes), dim=1).indices
                 top5 += float((best == y[:, None]).any(dim=1).sum())
@@ -79,9 +83,7 @@ class Evaluator:
         return {
             f"{split}_{name}": value
             for split, samples in self.splits.items()
-            for name, value in measure(
-                self.model, theta, samples, self.inputs, self.classes, self.evaluation
-            ).items()
+            for name, value in measure(self.model, theta, samples, self.inputs, self.classes, self.evaluation).items()
         }
 
     def follow(self, stream: Iterable[Round], last: int) -> Iterator[Round]:

@@ -63,7 +63,9 @@ def holdings(config: Config, data_dir: str | Path | None = None) -> Holdings:
     tree = config.tree()["data"]["partition"]
     rule = " ".join([tree["name"], *(f"{k}={v}" for k, v in tree.items() if k != "name")])
     parts = {name: len(samples) for name, samples in data.splits().items()}
-    return Holdings(data.name, rule, data.classes, clients.class_counts(data.train.y, len(data.classes)), parts, data.notes)
+    return Holdings(
+        data.name, rule, data.classes, clients.class_counts(data.train.y, len(data.classes)), parts, data.notes
+    )
 
 
 def plot_holdings(found: Holdings, path: Path) -> None:

@@ -86,7 +86,9 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 def _label(tree: dict[tuple[str, ...], Any], differing: Sequence[tuple[str, ...]]) -> str:
     method, objective = tree.get(("method", "name"), "?"), tree.get(("objective", "name"))
     pairs = {pair: name for name, pair in PAIRS.items()}
-    name = pairs.get((method, objective)) or (method if objective == "cross_entropy" else f"{method} {objective}")
+    name = pairs.get((str(method), str(objective))) or (
+        method if objective == "cross_entropy" else f"{method} {objective}"
+    )
     settings = [f"{k[-1]}={tree[k]}" for k in differing if k in tree and (k[0] != "objective" or name not in PAIRS)]
     return " ".join([str(name), *settings])
 

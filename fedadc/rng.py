@@ -27,7 +27,7 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.r
 @contextmanager
 def torch_seeded(seed: int, purpose: str, round: int = 0, client: int = -1) -> Iterator[None]:
     """Seed torch's global generators (dropout and module constructors know no other); restore them after."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state_all() if cuda else []
     key = _key(seed, purpose, round, client, 8) % 2**63

@@ -54,13 +54,16 @@ def run(
     return execute(plan, None if out is None else Path(out), overwrite, device, watch)
 
 
-def execute(plan: Plan, out: Path | None, overwrite: bool = False, device: str = "cpu",
-            watch: Watcher | None = None) -> RunResult:  # fmt: skip
+def execute(
+    plan: Plan, out: Path | None, overwrite: bool = False, device: str = "cpu", watch: Watcher | None = None
+) -> RunResult:
     """Train a plan."""
     config, federation = plan.config, plan.federation
     directory = RunDirectory(out, config, device, overwrite) if out is not None else None
     state, history = federation.start(), []
-    log.info("training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients))
+    log.info(
+        "training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients)
+    )
     try:
         for result in federation.rounds(config.rounds, stop_at_accuracy=config.stop.accuracy):
             state = result.state

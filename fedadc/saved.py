@@ -14,8 +14,9 @@ from fedadc.record import MODEL, read_run
 from fedadc.run import resolve_device
 
 
-def evaluate_run(path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None,
-                 device: str) -> dict[str, Metrics]:  # fmt: skip
+def evaluate_run(
+    path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None, device: str
+) -> dict[str, Metrics]:
     """Metrics of the final model per split, or on `other`."""
     config = read_run(path).config()
     require((path / MODEL).is_file(), f"{path} has no {MODEL}: the run has not finished.")

@@ -22,7 +22,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedadc.errors import FedadcError, require, unknown
 
 T = TypeVar("T")
-Tables = Mapping[type, Mapping[str, type]]
+Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Schema:
             tree = {"name": tree}
         require(isinstance(tree, Mapping) and "name" in tree, f"{where} must be a name or {{name: ..., settings}}.")
         cls = self.lookup(where, tree["name"], self.tables[base], base)
-        return self.build(cls, {k: v for k, v in tree.items() if k != "name"}, where)
+        chosen: T = self.build(cls, {k: v for k, v in tree.items() if k != "name"}, where)
+        return chosen
 
     def lookup(self, where: str, name: Any, table: Mapping[str, Any], base: type | None = None) -> Any:
         """An entry of a table by its name, or a user's own by `module:Name`."""

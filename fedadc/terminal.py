@@ -16,7 +16,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -66,9 +65,13 @@ def _bar(total: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
         yield _Lines(total).advance
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[state]}"),
-        TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=err, transient=False) as progress:
         task = progress.add_task("starting", total=total, state="")
         last = ""
@@ -105,7 +108,13 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
     if not err.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TextColumn("eta"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=err) as progress:
         tasks: dict[str, Any] = {}
 
@@ -119,8 +128,8 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
 
 def comparison(rows: Sequence[Summary], title: str) -> None:
     headings, cells = table_rows(rows)
-    table = Table(title=title, title_justify="left", caption_justify="left",
-                  caption="accuracy: mean ± std over seeds of each run's last 10 evaluated rounds; bytes per round")  # fmt: skip
+    note = "accuracy: mean ± std over seeds of a run's last 10 evaluated rounds; bytes per round"
+    table = Table(title=title, title_justify="left", caption=note, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
     for row in cells:
@@ -174,9 +183,7 @@ def holdings_picture(found: Holdings, as_json: bool) -> None:
     say(f"{'client':>8} {'samples':>8} " + "".join(c[:1] for c in found.classes[:width]))
     for client in found.sample(SHOWN_CLIENTS):
         counts = found.counts[client]
-        row = "".join(
-            SHADES[min(4, int(-(-4 * c // max(1, counts.max()))))] for c in counts[:width]
-        )
+        row = "".join(SHADES[min(4, int(-(-4 * c // max(1, counts.max()))))] for c in counts[:width])
         say(f"{client:>8} {int(counts.sum()):>8} {row}")
     hidden = [f"{len(found.counts) - SHOWN_CLIENTS} more clients"] if len(found.counts) > SHOWN_CLIENTS else []
     hidden += [f"{len(found.classes) - width} more classes"] if len(found.classes) > width else []

@@ -20,7 +20,7 @@ from fedadc.errors import require
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crop after padding with black, and horizontal flip: drawn per sample, applied to the whole batch at once."""
+    """Random crop after padding with black, and horizontal flip: drawn per sample, applied to a whole batch at once."""
 
     crop: int = 0  # pixels of padding on each side; 0: none
     flip: bool = False
@@ -59,8 +59,9 @@ class Inputs:
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
 
-    def gather(self, samples: Samples, indices: Array, augment: Augment | None = None,
-               rng: np.random.Generator | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def gather(
+        self, samples: Samples, indices: Array, augment: Augment | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Inputs and labels of some samples, as new tensors."""
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
         x, y = samples.x[chosen], samples.y[chosen]
@@ -108,8 +109,9 @@ class ClientData:
             yield self.inputs.gather(self.samples, self.indices[start : start + size])[0]
 
 
-def shuffled(samples: int, batch_size: int, steps: int | None, epochs: int | None,
-             rng: np.random.Generator) -> Iterator[Array]:  # fmt: skip
+def shuffled(
+    samples: int, batch_size: int, steps: int | None, epochs: int | None, rng: np.random.Generator
+) -> Iterator[Array]:
     """The positions of each batch of a client's round.
 
     By steps: exactly that many full batches, reshuffled whenever the data is used up. By epochs: every sample once an
@@ -130,4 +132,4 @@ def count_steps(samples: Array, batch_size: int, steps: int | None, epochs: int 
     """H of clients with so many samples."""
     if steps is not None:
         return np.full(len(samples), steps, dtype=np.int64)
-    return (epochs or 1) * -(-samples // np.minimum(batch_size, samples))
+    return np.asarray((epochs or 1) * -(-samples // np.minimum(batch_size, samples)))

@@ -1,4 +1,4 @@
-"""The built-in data sets: digits (in the package), MNIST and Fashion-MNIST (IDX files), CIFAR-10 and CIFAR-100 (binary).
+"""The built-in data sets: digits (in the package), MNIST, Fashion-MNIST (IDX files), CIFAR-10, CIFAR-100 (binary).
 
 digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships (E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI Machine Learning Repository, CC BY 4.0).
@@ -91,8 +91,9 @@ def read_idx(path: Path) -> Array:
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
-def _from_cifar(name: str, data_dir: Path | None, label_bytes: int, classes: tuple[str, ...],
-                constants: Normalisation) -> Dataset:  # fmt: skip
+def _from_cifar(
+    name: str, data_dir: Path | None, label_bytes: int, classes: tuple[str, ...], constants: Normalisation
+) -> Dataset:
     folder = find(name, data_dir)
     parts: dict[bool, list[tuple[Array, Array]]] = {False: [], True: []}
     for file, md5 in SOURCES[name].files.items():

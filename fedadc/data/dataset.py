@@ -1,4 +1,4 @@
-"""A data set is whole tensors in memory; its clients are two arrays, so a client is a slice made when it is selected."""
+"""A data set is whole tensors in memory; its clients are two arrays, a client a slice made when it is selected."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
     except (OSError, EOFError, tarfile.TarError) as error:
         reason = getattr(error, "reason", None) or error
         raise FedadcError(
-            f"data {name} could not be fetched ({reason}): put {', '.join(source.files)} into {target} yourself, or give "
-            f"--from a folder, an archive or another address that has {(source.archive or ('them',))[0]}."
+            f"data {name} could not be fetched ({reason}): put {', '.join(source.files)} into {target} yourself, or "
+            f"give --from a folder, an archive or another address that has {(source.archive or ('them',))[0]}."
         ) from error
     return target
 

@@ -18,8 +18,15 @@ Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
 IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
-def from_arrays(x: Any, y: Any, test: Pair | None = None, *, owners: Any = None, name: str = "arrays",
-                normalisation: Normalisation | None = None) -> Dataset:  # fmt: skip
+def from_arrays(
+    x: Any,
+    y: Any,
+    test: Pair | None = None,
+    *,
+    owners: Any = None,
+    name: str = "arrays",
+    normalisation: Normalisation | None = None,
+) -> Dataset:
     """A data set from inputs and labels; `owners` is the client id of every training sample.
 
     uint8 inputs are images and are scaled to [0, 1]; all others are taken as they are. Labels may be integers or
@@ -31,7 +38,8 @@ def from_arrays(x: Any, y: Any, test: Pair | None = None, *, owners: Any = None,
     if owners is not None:
         owners = np.asarray(owners)
         require(
-            owners.shape == labels.shape, f"data {name}: {owners.shape[:1]} client ids do not match {len(labels)} labels."
+            owners.shape == labels.shape,
+            f"data {name}: {owners.shape[:1]} client ids do not match {len(labels)} labels.",
         )
     if normalisation is None:
         normalisation = Normalisation(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
@@ -54,14 +62,21 @@ def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
     return Samples(_inputs(x, name, "test"), torch.from_numpy(codes))
 
 
-def from_clients(clients: Sequence[Pair], test: Pair | None = None, *, name: str = "clients",
-                 normalisation: Normalisation | None = None) -> Dataset:  # fmt: skip
+def from_clients(
+    clients: Sequence[Pair],
+    test: Pair | None = None,
+    *,
+    name: str = "clients",
+    normalisation: Normalisation | None = None,
+) -> Dataset:
     """A natural federation: one pair of inputs and labels per client."""
     require(len(clients) > 0, "from_clients needs at least one client.")
     inputs = [_inputs(x, name, f"client {k}'s") for k, (x, _) in enumerate(clients)]
     labels = [_labels(y, name) for _, y in clients]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
-        require(len(x) == len(y) > 0, f"client {k} has {len(x)} inputs and {len(y)} labels; it needs the same, above 0.")
+        require(
+            len(x) == len(y) > 0, f"client {k} has {len(x)} inputs and {len(y)} labels; it needs the same, above 0."
+        )
         require(
             x.shape[1:] == inputs[0].shape[1:] and x.dtype == inputs[0].dtype,
             f"client {k}'s inputs are {list(x.shape[1:])} {x.dtype}, client 0's {list(inputs[0].shape[1:])} "

@@ -1,4 +1,4 @@
-"""How the samples are dealt out to clients. Each rule gives every sample one owner, so clients are disjoint and complete.
+"""How samples are dealt out to clients. Each rule gives every sample one owner: clients are disjoint and complete.
 
 A rule is a frozen dataclass; `owners(labels, classes, clients, rng)` returns an int64 vector of client numbers.
 Everything is vectorised: a million clients take seconds.
@@ -37,7 +37,7 @@ class IID(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class SortAndPartition(Partition):
-    """Sort by label, cut into blocks, deal `labels_per_client` blocks of different labels to each client (section IV-B).
+    """Sort by label, cut into blocks, deal s blocks of different labels to each client (section IV-B).
 
     Every client holds exactly s different labels; blocks of one class differ by at most one sample. A class has
     blocks in proportion to its size, so that clients are of nearly equal size even where classes are not.
@@ -128,17 +128,24 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def partition(rule: Partition, labels: Array, classes: int, clients: int | None, rng: np.random.Generator,
-              given: Array | None = None) -> Clients:  # fmt: skip
+def partition(
+    rule: Partition,
+    labels: Array,
+    classes: int,
+    clients: int | None,
+    rng: np.random.Generator,
+    given: Array | None = None,
+) -> Clients:
     """Deal out samples by a rule; `given` are the client ids of a natural federation."""
     if isinstance(rule, Natural):
-        require(
-            given is not None,
-            "partition natural needs client ids: a client column in a CSV, `client` in an npz, or client arrays.",
-        )
+        if given is None:
+            raise FedadcError(
+                "partition natural needs client ids: a client column in a CSV, `client` in an npz, or client arrays."
+            )
         ids, owner = np.unique(given, return_inverse=True)
         require(
-            clients in (None, len(ids)), f"data.clients is {clients}, but the data names {len(ids)} clients; leave it out."
+            clients in (None, len(ids)),
+            f"data.clients is {clients}, but the data names {len(ids)} clients; leave it out.",
         )
         return Clients.from_owner(owner, len(ids))
     if not rule.needs_clients:
@@ -171,7 +178,7 @@ def _share_out(blocks: int, sizes: Array, limits: Array) -> Array:
         else:  # the last few: to (from) the classes whose blocks are the largest (smallest) now
             order = np.argsort(-step * sizes[room] / shares[room], kind="stable")
             shares[room[order[: abs(missing)]]] += step
-    return shares
+    return np.asarray(shares)
 
 
 def _deal(blocks: Array, clients: int, s: int, rng: np.random.Generator) -> Array:

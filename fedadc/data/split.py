@@ -31,8 +31,12 @@ def hold_out(data: Dataset, share: float, part: str, seed: int) -> Dataset:
         keep = np.zeros(len(labels), dtype=bool)
         keep[np.unique(data.owners, return_index=True)[1]] = True
     mask = stratified(labels, share, generator(seed, f"hold out {part}"), keep)
-    require(mask.any(), f"data.{part}: a share of {share} of {len(labels)} samples is empty; raise it.")
+    require(bool(mask.any()), f"data.{part}: a share of {share} of {len(labels)} samples is empty; raise it.")
     train, held = np.flatnonzero(~mask), np.flatnonzero(mask)
     owners = None if data.owners is None else data.owners[train]
     split = replace(data, train=data.train.take(train), owners=owners)
-    return replace(split, test=data.train.take(held)) if part == "test" else replace(split, validation=data.train.take(held))
+    return (
+        replace(split, test=data.train.take(held))
+        if part == "test"
+        else replace(split, validation=data.train.take(held))
+    )

@@ -45,7 +45,7 @@ class Column:
                     hot[row, at] = 1
             return hot
         numbers = np.full(len(values), self.centre)
-        for row in np.flatnonzero(~missing):
+        for row in np.flatnonzero(~missing).tolist():
             number = _number(values[row])
             require(number is not None, f"{where}, row {row + 2}, column {self.name}: {values[row]!r} is not a number.")
             numbers[row] = number
@@ -112,9 +112,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     header = [name.strip() for name in rows[0]]
     require(len(set(header)) == len(header), f"{path}: two columns have the same name.")
     for number, row in enumerate(rows[1:], start=2):
-        require(
-            len(row) == len(header), f"{path}, row {number}: {len(row)} fields, but the header has {len(header)}."
-        )
+        require(len(row) == len(header), f"{path}, row {number}: {len(row)} fields, but the header has {len(header)}.")
     return header, rows[1:]
 
 

@@ -1,4 +1,4 @@
-"""The mean of the uploads, added in cohort order in blocks of 8, so that the sum does not depend on who finished first."""
+"""The mean of the uploads, added in cohort order in blocks of 8: the sum does not depend on who finished first."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ class Federation:
         probe(model.cpu(), first, len(data.classes), seed)
         flat = FlatModel(model, device)
         inputs = Inputs(data.normalisation, flat.dtype, flat.device)
-        self.workplace = Workplace(
-            flat, self.method, work, data.train, held, len(data.classes), inputs, augment, seed
-        )
+        self.workplace = Workplace(flat, self.method, work, data.train, held, len(data.classes), inputs, augment, seed)
         self.engine: Engine = InProcess(self.workplace)
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
         self.evaluator = Evaluator(flat, splits, inputs, len(data.classes), evaluation or Evaluation())

@@ -40,7 +40,10 @@ class LocalWork:
     schedule: Schedule = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
-        require(self.steps is None or self.epochs is None, "give local.steps or local.epochs, not both (null switches one off).")
+        require(
+            self.steps is None or self.epochs is None,
+            "give local.steps or local.epochs, not both (null switches one off).",
+        )
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", 1)
         for name in ("steps", "epochs", "batch_size"):

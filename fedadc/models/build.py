@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,14 @@ from fedadc.rng import torch_seeded
 INITS = ("default", "kaiming")
 
 
-def construct(cls: type[nn.Module], options: Mapping[str, Any], input_shape: tuple[int, ...], classes: int, seed: int,
-              init: str = "default") -> nn.Module:  # fmt: skip
+def construct(
+    cls: type[nn.Module],
+    options: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    init: str = "default",
+) -> nn.Module:
     """Build a module; `input_shape` and `classes` go to constructors that have parameters of these names."""
     parameters = inspect.signature(cls).parameters
     given = {"input_shape": input_shape, "classes": classes}
@@ -53,8 +59,8 @@ def initialise(module: nn.Module, init: str) -> None:
         raise unknown("model.init", init, INITS)
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            mode = "fan_out" if isinstance(layer, nn.Conv2d) else "fan_in"
-            nn.init.kaiming_normal_(layer.weight, mode=mode, nonlinearity="relu")
+            fan: Literal["fan_in", "fan_out"] = "fan_out" if isinstance(layer, nn.Conv2d) else "fan_in"
+            nn.init.kaiming_normal_(layer.weight, mode=fan, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
