@@ -250,9 +250,9 @@ def _with(tree: Any, parts: Sequence[str], value: Any, key: str) -> dict[str, An
     if isinstance(tree, str) and parts:
         tree = {"name": tree}  # method: fedadc, then method.beta=0.8
     require(tree is None or isinstance(tree, Mapping), f"{key}: {parts[0]} stands below a plain value.")
-    tree = dict(tree or {})
-    tree[parts[0]] = value if len(parts) == 1 else _with(tree.get(parts[0]), parts[1:], value, key)
-    return tree
+    changed: dict[str, Any] = dict(tree or {})
+    changed[parts[0]] = value if len(parts) == 1 else _with(changed.get(parts[0]), parts[1:], value, key)
+    return changed
 
 
 # --- building --------------------------------------------------------------------------------------------------------
@@ -273,7 +273,8 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
     hints = _hints(cls.__init__)
     options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in chosen.options.items()}
-    init: Init = chosen.init or getattr(cls, "preferred_init", "default")
+    preferred: Init = getattr(cls, "preferred_init", "default")
+    init = chosen.init or preferred
     seed = config.seed if chosen.seed is None else chosen.seed
     module = construct(cls, options, data.input_shape, len(data.classes), seed, init)
     federation = Federation(
