@@ -33,22 +33,20 @@ class Augment:
 
     def __call__(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         n, channels, height, width = x.shape
-        columns = np.arange(width)[None, :]
-        rows = np.arange(height)[None, :]
+        rows = np.tile(np.arange(height), (n, 1))  # which row and column of the input each output pixel takes
+        columns = np.tile(np.arange(width), (n, 1))
         if self.flip:
             columns = np.where(rng.integers(2, size=(n, 1)) == 1, columns[:, ::-1], columns)
         if self.crop:
             x = torch.nn.functional.pad(x, [self.crop] * 4)
-            rows = rows + rng.integers(2 * self.crop + 1, size=(n, 1))
-            columns = columns + rng.integers(2 * self.crop + 1, size=(n, 1))
-        sample = np.arange(n)[:, None, None, None]
-        channel = np.arange(channels)[None, :, None, None]
-        index = [
-            torch.from_numpy(np.ascontiguousarray(i)).to(x.device)
-            for i in (sample, channel, np.broadcast_to(rows, (n, height))[:, None, :, None],
-                      np.broadcast_to(columns, (n, width))[:, None, None, :])
-        ]  # fmt: skip
-        return x[index[0], index[1], index[2], index[3]]
+            rows += rng.integers(2 * self.crop + 1, size=(n, 1))
+            columns += rng.integers(2 * self.crop + 1, size=(n, 1))
+        return x[
+            torch.arange(n, device=x.device)[:, None, None, None],
+            torch.arange(channels, device=x.device)[None, :, None, None],
+            torch.from_numpy(rows).to(x.device)[:, None, :, None],
+            torch.from_numpy(columns).to(x.device)[:, None, None, :],
+        ]
 
 
 @dataclass(frozen=True)

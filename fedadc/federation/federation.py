@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Literal
 
@@ -63,9 +64,10 @@ class Federation:
             data.owners,
         )
         self.cohort = _cohort_size(cohort, len(held))
+        model = copy.deepcopy(model).cpu()  # the user's own stays as it is
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
         first = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
-        probe(model.cpu(), first, len(data.classes), seed)
+        probe(model, first, len(data.classes), seed)
         flat = FlatModel(model, device)
         inputs = Inputs(data.normalisation, flat.dtype, flat.device)
         self.workplace = Workplace(flat, self.method, work, data.train, held, len(data.classes), inputs, augment, seed)

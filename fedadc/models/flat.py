@@ -7,7 +7,6 @@ copy. Frozen parameters stay out of the vector; tied weights have one slot; the 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -18,10 +17,13 @@ from fedadc.errors import FedadcError, require
 
 
 class FlatModel:
-    """`theta` and `gradient` are the flat buffers; calling the model runs it at the present `theta`."""
+    """`theta` and `gradient` are the flat buffers; calling the model runs it at the present `theta`.
+
+    The module is taken over: its parameters become views of `theta`.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.module = copy.deepcopy(module).to(device).train()
+        self.module = module.to(device).train()
         head = {id(p) for p in getattr(self.module, "head", nn.Module()).parameters()}
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         named.sort(key=lambda item: id(item[1]) in head)  # stable: the head last, all else as it was
