@@ -1,0 +1,190 @@
+"""The outer loop: cohorts, the ordered mean, schedules, client state, evaluation that never touches training."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_federation
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedadc.errors import FedadcError
+from fedadc.evaluate import Evaluation
+from fedadc.federation.aggregate import BLOCK, OrderedMean
+from fedadc.federation.federation import Federation
+from fedadc.federation.local import LocalWork
+from fedadc.federation.schedule import SCHEDULES, Constant, Cosine, Exponential, Step
+from fedadc.federation.selection import hand_out_order, uniform
+from fedadc.methods import FedADC, FedAvg
+from fedadc.models import MLP, Logistic
+from fedadc.rng import generator
+
+WORK = LocalWork(epochs=1, batch_size=4, lr=0.2)
+
+
+def federation(**kw: Any) -> Federation:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"model": MLP((5,), 4, [6]), "data": small_federation(), "local": WORK, "cohort": 3}
+    return Federation(**{**settings, **kw})
+
+
+def test_uniform_cohorts_are_uniform() -> None:
+    """All 10 cohorts of 2 among 5, about equally often (chi-square, 9 degrees of freedom, p about 1e-4)."""
+    draws = Counter(tuple(uniform(5, 2, generator(0, "cohort", t))) for t in range(4000))
+    assert len(draws) == 10
+    assert sum((n - 400) ** 2 / 400 for n in draws.values()) < 34
+
+
+def test_cohort_of_a_million_is_cheap_and_fixed_in_size() -> None:
+    cohort = uniform(1_000_000, 10, generator(0, "cohort", 1))
+    assert len(set(cohort.tolist())) == 10
+
+
+def test_hand_out_order_is_most_steps_first_then_number() -> None:
+    assert hand_out_order(np.array([2, 5, 7, 9]), np.array([1, 3, 3, 2])).tolist() == [5, 7, 9, 2]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 50), st.lists(st.floats(-5, 5), min_size=3, max_size=3)), min_size=1, max_size=30)
+)
+def test_ordered_mean_is_the_weighted_mean(uploads: list[tuple[float, list[float]]]) -> None:
+    mean = OrderedMean()
+    for weight, values in uploads:
+        mean.add(weight, {"delta": torch.tensor(values, dtype=torch.float64)})
+    expected = np.average([v for _, v in uploads], axis=0, weights=[w for w, _ in uploads])
+    np.testing.assert_allclose(mean.result()["delta"].numpy(), expected, atol=1e-12)
+
+
+def test_ordered_mean_adds_whole_blocks() -> None:
+    """Bits: blocks of 8 summed on their own, then added in order."""
+    vectors = list(torch.randn(21, 1000, generator=torch.Generator().manual_seed(0)))
+    mean = OrderedMean()
+    for v in vectors:
+        mean.add(1.0, {"delta": v})
+    total = None
+    for start in range(0, 21, BLOCK):
+        block = vectors[start].clone()
+        for v in vectors[start + 1 : start + BLOCK]:
+            block = block + v
+        total = block if total is None else total + block
+    assert total is not None
+    assert torch.equal(mean.result()["delta"], total / 21.0)
+
+
+def test_the_mean_does_not_write_into_uploads() -> None:
+    uploads = [torch.ones(3) for _ in range(20)]
+    mean = OrderedMean()
+    for u in uploads:
+        mean.add(1.0, {"delta": u})
+    mean.result()
+    assert all(torch.equal(u, torch.ones(3)) for u in uploads)
+
+
+def test_schedules_on_a_napkin() -> None:
+    def rates(schedule: Any, rounds: int = 5) -> list[float]:
+        return [round(schedule(t, 4), 6) for t in range(1, rounds + 1)]
+
+    assert rates(Constant()) == [1, 1, 1, 1, 1]
+    assert rates(Step(every=2, gamma=0.5)) == [1, 1, 0.5, 0.5, 0.25]
+    assert rates(Exponential(gamma=0.5)) == [1, 0.5, 0.25, 0.125, 0.0625]
+    half = math.sqrt(0.5)
+    assert rates(Cosine(final=0.5)) == [1, round(0.75 + half / 4, 6), 0.75, round(0.75 - half / 4, 6), 0.5]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_stay_where_they_are_after_the_horizon(name: str) -> None:
+    schedule = SCHEDULES[name](horizon=7)
+    assert schedule(8, 100) == schedule(50, 100) == schedule(8, 9) > 0
+
+
+def test_prolonging_a_run_with_a_fixed_horizon_changes_nothing_before() -> None:
+    work = replace(WORK, schedule=Cosine(horizon=4))
+    short, long = (list(federation(local=work).rounds(n)) for n in (3, 6))
+    assert torch.equal(short[-1].state.theta, long[2].state.theta)
+
+
+def test_resuming_from_a_state_gives_the_same_bits() -> None:
+    whole = list(federation(method=FedADC()).rounds(6))
+    again = list(federation(method=FedADC()).rounds(6, start=whole[2].state))
+    assert [r.round for r in again] == [4, 5, 6]
+    assert torch.equal(again[-1].state.theta, whole[-1].state.theta)
+    assert torch.equal(again[-1].state.server["m"], whole[-1].state.server["m"])
+
+
+@pytest.mark.parametrize("evaluation", [Evaluation(every=2), Evaluation(every=50, metrics=("top5",)), None])
+def test_evaluation_never_changes_training(evaluation: Evaluation | None) -> None:
+    plain = list(federation(evaluation=Evaluation(every=1)).rounds(5))
+    other = list(federation(evaluation=evaluation).rounds(5))
+    assert torch.equal(plain[-1].state.theta, other[-1].state.theta)
+    due = [r.round for r in other if "test_accuracy" in r.metrics]
+    assert due == {2: [2, 4, 5], 50: [5], 1: [1, 2, 3, 4, 5]}[evaluation.every if evaluation else 1]
+
+
+def test_threads_of_the_user_do_not_change_bits() -> None:
+    results = []
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            results.append(list(federation(model=MLP((5,), 4, [128])).rounds(3))[-1])
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(results[0].state.theta, results[1].state.theta)
+
+
+def test_all_clients_one_step_full_batch_is_gradient_descent_on_the_mean_loss() -> None:
+    """FedAvg with H = 1, all clients and full batches: theta - lr × the unweighted mean of the clients' gradients."""
+    data = small_federation()
+    torch.manual_seed(0)
+    f = Federation(model=Logistic((5,), 4).double(), data=data, local=LocalWork(epochs=1, batch_size=100, lr=0.3))
+    start, place = f.start().theta, f.workplace
+    gradients = []
+    for k in range(6):
+        x, y = place.inputs.gather(place.train, place.clients[k])
+        g, _ = place.model.gradient_of(lambda x=x, y=y: torch.nn.functional.cross_entropy(place.model(x), y), start)
+        gradients.append(g.clone())
+    after = next(f.rounds(1)).state.theta
+    assert torch.allclose(after, start - 0.3 * torch.stack(gradients).mean(dim=0), atol=1e-14)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(FedAvg):
+    """A method of a user's own with a client state: how often a client took part."""
+
+    def client_state(self, theta: Any) -> Any:
+        return {"rounds": torch.zeros(())}
+
+    def finish(self, theta: Any, local: Any) -> Any:
+        upload, _ = super().finish(theta, local)
+        return upload, {"rounds": local.client["rounds"] + 1}
+
+
+def test_client_state_stays_with_the_client() -> None:
+    rounds = list(federation(method=Counts()).rounds(7))
+    taken = Counter(k for r in rounds for k in r.cohort)
+    assert {k: int(s["rounds"]) for k, s in rounds[-1].state.clients.items()} == dict(taken)
+    assert not rounds[0].state.clients.keys() - set(rounds[0].cohort)  # earlier states are values, not views
+
+
+def test_divergence_ends_with_advice() -> None:
+    with pytest.raises(FedadcError, match=r"round \d+: .*lower local\.lr or set local\.clip"):
+        list(federation(local=LocalWork(steps=50, batch_size=4, lr=1e30)).rounds(5))
+
+
+@pytest.mark.parametrize(("cohort", "word"), [(7, "only 6 clients"), (0, "at least 1"), (1.5, "ratio"), (0.0, "ratio")])
+def test_impossible_cohorts(cohort: Any, word: str) -> None:
+    with pytest.raises(FedadcError, match=word):
+        federation(cohort=cohort)
+
+
+def test_a_ratio_is_rounded_to_a_fixed_size() -> None:
+    assert federation(cohort=0.5).cohort == 3
+    assert federation(cohort=0.01).cohort == 1
+    assert federation(cohort=None).cohort == 6

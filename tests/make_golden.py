@@ -1,0 +1,36 @@
+"""Writes golden.json: figures of short runs on digits. Run it (`make golden`) only when results are meant to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedadc.methods import METHODS, PAIRS
+from fedadc.run import run
+
+GOLDEN = Path(__file__).with_name("golden.json")
+CONFIG: dict[str, Any] = {
+    "seed": 11,
+    "rounds": 8,
+    "data": {"name": "digits", "clients": 30, "partition": {"name": "dirichlet", "alpha": 0.3}},
+    "model": {"name": "mlp", "hidden": [32]},
+    "local": {"epochs": 1, "batch_size": 16, "lr": 0.1, "weight_decay": 1e-4, "schedule": "cosine"},
+    "cohort": {"size": 6},
+}
+
+
+def figures(method: str) -> dict[str, Any]:
+    result = run({**CONFIG, "method": method})
+    last = result.history[-1]
+    return {
+        "norm": float(result.state.theta.double().norm()),
+        "train_loss": last["train_loss"],
+        "test_loss": last["test_loss"],
+        "cohort": last["cohort"],
+    }
+
+
+if __name__ == "__main__":
+    golden = {method: figures(method) for method in [*METHODS, *PAIRS]}
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")

@@ -1,0 +1,41 @@
+"""What the README shows works as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedadc.config import load_config, prepare
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(text for language, text in BLOCKS if language == "python")
+    names: dict[str, object] = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(1, 11))
+    assert float(lines[-1].split()[1]) > 0.6  # it learns
+
+
+def test_config_example_is_complete() -> None:
+    (text,) = (text for language, text in BLOCKS if language == "yaml")
+    assert prepare(load_config(yaml.safe_load(text))).federation.cohort == 10
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_make_targets_named_in_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"make ([\w-]+)", (ROOT / page).read_text(encoding="utf-8")):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
