@@ -66,7 +66,7 @@ def entries(what: str) -> list[Entry]:
 
 def _of_dataclass(name: str, cls: Any) -> Entry:
     fields = [f for f in dataclasses.fields(cls) if f.metadata.get("config", True)]
-    return Entry(name, _summary(cls), {f.name: _show(f.default) for f in fields})
+    return Entry(name, _summary(cls), {f.name: f.metadata.get("default", _show(f.default)) for f in fields})
 
 
 def _of_function(name: str, function: Any) -> Entry:

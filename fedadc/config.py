@@ -22,7 +22,7 @@ from fedadc.errors import FedadcError, require, unknown
 from fedadc.evaluate import Evaluation
 from fedadc.federation.federation import Federation, Weighting
 from fedadc.federation.local import LocalWork
-from fedadc.federation.schedule import SCHEDULES, Schedule
+from fedadc.federation.schedule import SCHEDULES, Constant, Schedule
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
@@ -186,7 +186,7 @@ def _complete(config: Config) -> Config:
     data = config.data if config.data.seed is not None else replace(config.data, seed=config.seed)
     model = config.model if config.model.seed is not None else replace(config.model, seed=config.seed)
     local = config.local
-    if local.schedule.horizon is None:
+    if local.schedule.horizon is None and not isinstance(local.schedule, Constant):
         local = replace(local, schedule=replace(local.schedule, horizon=config.rounds))
     return replace(config, data=data, model=model, local=local)
 

@@ -188,7 +188,7 @@ def holdings_picture(found: Holdings, as_json: bool) -> None:
     hidden = [f"{len(found.counts) - SHOWN_CLIENTS} more clients"] if len(found.counts) > SHOWN_CLIENTS else []
     hidden += [f"{len(found.classes) - width} more classes"] if len(found.classes) > width else []
     if hidden:
-        say(f"({', '.join(hidden)}; --plot draws them all)")
+        say(f"({', '.join(hidden)}; --plot draws up to 200 clients)")
     for note in found.notes:
         say(f"note: {note}")
 

@@ -80,7 +80,7 @@ def read_idx(path: Path) -> Array:
             lengths = stream.read(4 * head[3])
             require(len(lengths) == 4 * head[3], f"{path} ends inside its header.")
             shape = tuple(int(n) for n in np.frombuffer(lengths, dtype=">u4"))
-            body = stream.read(math.prod(shape) + 1)
+            body = bytearray(stream.read(math.prod(shape) + 1))  # writable, as tensors must be
     except (OSError, EOFError, zlib.error, OverflowError, MemoryError) as error:
         raise FedadcError(f"{path} cannot be read ({error or type(error).__name__}).") from error
     require(

@@ -128,6 +128,8 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
                 if not (target / file).is_file() or md5_of(target / file) != md5:
                     _fetch(_address(origin or source.address, file), target / file, md5, progress)
     except (OSError, EOFError, tarfile.TarError) as error:
+        if not any(target.iterdir() if target.is_dir() else ()):
+            target.rmdir()  # nothing came: leave nothing
         reason = getattr(error, "reason", None) or error
         raise FedadcError(
             f"data {name} could not be fetched ({reason}): put {', '.join(source.files)} into {target} yourself, or "

@@ -7,7 +7,7 @@ Each client divides the momentum by its own number of steps, so each embeds exac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -23,7 +23,7 @@ class FedADC(Method):
     """Accelerated federated learning with drift control."""
 
     beta: float = 0.9  # β_global
-    beta_local: float | None = None  # β_local; None: the same as beta, as in the paper's experiments
+    beta_local: float | None = field(default=None, metadata={"default": "beta"})  # β_local
     nesterov: bool = False
     server_lr: float = 1.0  # α
 

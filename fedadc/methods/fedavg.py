@@ -9,4 +9,4 @@ from fedadc.methods.base import Method
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """Local SGD and a plain mean: every default of `Method`."""
+    """Local SGD, then the plain mean of the clients' models."""

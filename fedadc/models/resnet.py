@@ -1,7 +1,7 @@
 """ResNet-18 for CIFAR (He et al., 2016) with GroupNorm (Wu and He, 2018) after every convolution (section IV-C).
 
 The CIFAR form: a 3×3 stem without pooling. 32 groups, as the authors' later library reads "group size of 32"
-(docs/deviations.md, 3); a width below 32 has as many groups as channels.
+(docs/deviations.md, 4); a width below 32 has as many groups as channels.
 """
 
 from __future__ import annotations

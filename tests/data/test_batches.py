@@ -7,12 +7,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from fedadc.data import Clients, Normalisation, Samples
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps, shuffled
 from fedadc.errors import FedadcError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SIZES = st.integers(1, 60)
 
@@ -30,7 +29,7 @@ def test_steps_are_full_batches_and_each_pass_is_a_permutation(samples: int, bat
     for start in range(0, len(stream), samples):  # the data is used up before any sample comes again
         part = stream[start : start + samples]
         assert len(set(part.tolist())) == len(part)
-        assert 0 <= part.min() and part.max() < samples
+        assert part.min() >= 0 and part.max() < samples
 
 
 @given(SIZES, SIZES, st.integers(1, 5))

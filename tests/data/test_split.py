@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-
-from fedadc.data import Dataset, from_arrays
+from fedadc.data import Dataset, Samples, from_arrays
 from fedadc.data.split import hold_out, stratified
 from fedadc.errors import FedadcError
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 SHARES = st.floats(0.01, 0.99)
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=120).map(np.array)
@@ -22,7 +22,7 @@ def numbered(labels: np.ndarray, owners: np.ndarray | None = None) -> Dataset:
     return from_arrays(np.arange(len(labels), dtype=np.float64)[:, None], labels, owners=owners)
 
 
-def numbers(part) -> list[int]:
+def numbers(part: Samples) -> list[int]:
     return part.x[:, 0].int().tolist()
 
 
@@ -74,7 +74,7 @@ def test_a_second_part_leaves_the_first_alone() -> None:
     both = hold_out(hold_out(numbered(np.arange(100) % 2), 0.2, "test", 0), 0.25, "validation", 0)
     parts = [numbers(p) for p in both.splits().values()]
     assert [len(p) for p in parts] == [60, 20, 20]
-    assert sorted(sum(parts, [])) == list(range(100))
+    assert sorted(itertools.chain(*parts)) == list(range(100))
 
 
 @settings(max_examples=80)

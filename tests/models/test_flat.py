@@ -170,7 +170,7 @@ def test_wrong_shapes_are_named(module: nn.Module, word: str) -> None:
 @pytest.mark.parametrize(
     ("module", "parameters"),
     [
-        (CNN((3, 32, 32), 10), 2_513_418),  # the paper's, docs/deviations.md 4
+        (CNN((3, 32, 32), 10), 2_513_418),  # the paper's, docs/deviations.md 5
         (ResNet18((3, 32, 32), 100), 11_220_132),  # He et al.'s CIFAR form, GroupNorm in BatchNorm's place
         (MLP((1, 8, 8), 10), 64 * 64 + 64 + 64 * 64 + 64 + 650),
         (Logistic((5,), 3), 18),
