@@ -66,8 +66,8 @@ def self_confidence(lam: float, tau: float, teacher: str, tau_squared: bool = Fa
 
 
 def train(problem: Problem, theta: Array, rounds: list[tuple[float, dict[int, list[Array]]]], method: str,
-          gradient: Callable[..., Array] = cross_entropy, *, beta: float = 0.0, beta_local: float = 0.0, phi: float = 0.0,
-          alpha: float = 1.0, weights: str = "uniform") -> tuple[Array, Array]:  # fmt: skip
+          gradient: Callable[..., Array] = cross_entropy, *, beta: float = 0.0, beta_local: float = 0.0,
+          phi: float = 0.0, alpha: float = 1.0, weights: str = "uniform") -> tuple[Array, Array]:  # fmt: skip
     """rounds: (lr, {client: batches of positions}). Returns theta and the server's momentum."""
     m = np.zeros_like(theta)
     for lr, cohort in rounds:
@@ -76,8 +76,8 @@ def train(problem: Problem, theta: Array, rounds: list[tuple[float, dict[int, li
             w, v, own = theta.copy(), np.zeros_like(theta), None
             m_bar = beta_local * m / len(batches)
 
-            def g_at(point: Array, batch: Array, k: int = k) -> Array:
-                g = gradient(point, theta, problem.x[k][batch], problem.y[k][batch], problem.y[k], problem.classes)
+            def g_at(point: Array, batch: Array, k: int = k, start: Array = theta) -> Array:
+                g = gradient(point, start, problem.x[k][batch], problem.y[k][batch], problem.y[k], problem.classes)
                 if problem.clip is not None:
                     g = g * min(1.0, problem.clip / np.sqrt((g**2).sum()))
                 return g + problem.weight_decay * point

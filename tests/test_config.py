@@ -116,7 +116,7 @@ def test_a_prepared_config_names_the_settings_of_the_model() -> None:
         ({"seed": 7}, ("model", "seed"), 7),
         ({"seed": 7, "data.seed": 3}, ("data", "seed"), 3),
         ({"seed": 7, "data.seed": 3}, ("model", "seed"), 7),
-        ({"rounds": 9}, ("local", "schedule", "horizon"), 9),
+        ({"rounds": 9, "local.schedule": "cosine"}, ("local", "schedule", "horizon"), 9),
         ({"local.schedule": {"name": "cosine", "horizon": 4}}, ("local", "schedule", "horizon"), 4),
         ({"method": {"name": "fedadc", "beta": 0.8}}, ("method", "beta_local"), 0.8),
         ({"method": {"name": "fedadc", "beta": 0.8, "beta_local": 0.5}}, ("method", "beta_local"), 0.5),

@@ -55,8 +55,19 @@ def nodes(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from nodes(value, (*at, key))
 
 
+def of_the_same_kind(value: Any) -> st.SearchStrategy[Any]:
+    """Values of a node's own type, so that a config gets as far as the data and the model."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int):
+        return st.integers(0, 12) | st.sampled_from([10**18, 10**30])
+    if isinstance(value, float):
+        return st.floats(0, 1) | st.floats()
+    return st.sampled_from(WORDS) if isinstance(value, str) else values
+
+
 @st.composite
-def mutated(draw: st.DrawFn) -> dict[str, Any]:
+def mutated(draw: st.DrawFn, of_a_kind: bool = False) -> dict[str, Any]:
     """A valid config with up to three nodes replaced, deleted or added."""
     tree = copy.deepcopy(VALID)
     for _ in range(draw(st.integers(1, 3))):
@@ -69,7 +80,7 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
             node = node[key]
         what = draw(st.sampled_from(["replace", "replace", "delete", "add"]))
         if what == "replace":
-            node[last] = draw(values)
+            node[last] = draw(of_the_same_kind(node[last]) if of_a_kind else values)
         elif what == "delete":
             del node[last]
         elif isinstance(node, dict):
@@ -103,8 +114,8 @@ def modest(config: Any) -> bool:
     return small and config.data.augment.crop <= 12
 
 
-@given(mutated())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(mutated(of_a_kind=True))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @example({**VALID, "model": {"name": "mlp", "hidden": [10**30]}})
 @example({**VALID, "model": {"name": "mlp", "hidden": {"a": [None]}}})
 @example({**VALID, "data": {"name": "digits", "clients": 10**400}})
@@ -144,7 +155,9 @@ def test_any_bytes_load_or_are_refused(content: bytes) -> None:
             load_config(path)
 
 
-@given(st.lists(st.text(max_size=12) | TEXT.map(lambda t: f"local.lr={t}") | TEXT.map(lambda t: f"method={t}"), max_size=3))
+@given(
+    st.lists(st.text(max_size=12) | TEXT.map(lambda t: f"local.lr={t}") | TEXT.map(lambda t: f"method={t}"), max_size=3)
+)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_any_override_works_or_is_refused(overrides: list[str]) -> None:
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from make_golden import GOLDEN, figures
 
 from fedadc.methods import METHODS, PAIRS
+from make_golden import GOLDEN, figures
 
 
 @pytest.mark.parametrize("method", [*METHODS, *PAIRS])

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_federation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import small_federation
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import Local, LocalWork

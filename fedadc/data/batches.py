@@ -65,7 +65,7 @@ class Inputs:
         x, y = samples.x[chosen], samples.y[chosen]
         if augment and rng is not None:
             x = augment(x, rng)
-        x = x.to(self.device, self.dtype, memory_format=torch.contiguous_format)
+        x = x.to(self.device, self.dtype).contiguous()
         return self.normalisation(x), y.to(self.device)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import tarfile
+import tempfile
 import urllib.request
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +82,7 @@ def find(name: str, data_dir: str | Path | None) -> Path:
     source = SOURCES[name]
     roots = data_folders(data_dir)
     for root in roots:
-        for folder in (source.folder, *source.also):
+        for folder in (source.folder, *source.also, "."):
             if all(locate(root / folder, file) for file in source.files):
                 return root / folder
     place = roots[0] / source.folder
@@ -106,8 +109,8 @@ def md5_of(path: Path) -> str:
 
 
 def check_md5(path: Path, md5: str) -> None:
-    found = md5_of(path)
-    require(found == md5, f"{path} is damaged or not the official file: its md5 is {found}, not {md5}.")
+    found, shown = md5_of(path), path.with_name(path.name.removesuffix(".part"))
+    require(found == md5, f"{shown} is damaged or not the official file: its md5 is {found}, not {md5}.")
 
 
 def get(name: str, data_dir: str | Path | None, origin: str | None = None, progress: Progress | None = None) -> Path:
@@ -120,14 +123,15 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
         target.mkdir(parents=True, exist_ok=True)
         if source.archive:
             file, md5 = source.archive
-            archive = _fetch(_address(origin or source.address, file), target / file, md5, progress)
-            _unpack(archive, source.files, target)
-            archive.unlink()
+            if not all(_is_good(target / name, sum_) for name, sum_ in source.files.items()):
+                with tempfile.TemporaryDirectory(dir=target) as room:
+                    archive = _fetch(_address(origin or source.address, file), Path(room) / file, md5, progress)
+                    _unpack(archive, source.files, Path(room), target)
         else:
             for file, md5 in source.files.items():
-                if not (target / file).is_file() or md5_of(target / file) != md5:
+                if not _is_good(target / file, md5):
                     _fetch(_address(origin or source.address, file), target / file, md5, progress)
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, http.client.HTTPException) as error:
         if not any(target.iterdir() if target.is_dir() else ()):
             target.rmdir()  # nothing came: leave nothing
         reason = getattr(error, "reason", None) or error
@@ -171,16 +175,20 @@ def _copy(source: IO[bytes] | Any, out: IO[bytes], size: int, what: str, progres
             progress(what, done, size)
 
 
-def _unpack(archive: Path, files: dict[str, str], target: Path) -> None:
+def _unpack(archive: Path, files: dict[str, str], room: Path, target: Path) -> None:
     """Take the expected files out of a tar and nothing else: no name in it decides where anything is written."""
     wanted = dict(files)
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             file = Path(member.name).name
             if file in wanted and member.isfile() and (content := tar.extractfile(member)) is not None:
-                partial = target / (file + ".part")
-                with partial.open("wb") as out:
+                with (room / file).open("wb") as out:
                     _copy(content, out, member.size, file, None)
-                check_md5(partial, wanted.pop(file))
-                partial.replace(target / file)
-    require(not wanted, f"{archive} lacks {', '.join(wanted)}.")
+                check_md5(room / file, wanted.pop(file))
+    require(not wanted, f"{archive.name} lacks {', '.join(wanted)}.")
+    for file in files:
+        (room / file).replace(target / file)
+
+
+def _is_good(path: Path, md5: str) -> bool:
+    return path.is_file() and md5_of(path) == md5

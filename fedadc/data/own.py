@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
@@ -38,8 +40,7 @@ def from_arrays(
     if owners is not None:
         owners = np.asarray(owners)
         require(
-            owners.shape == labels.shape,
-            f"data {name}: {owners.shape[:1]} client ids do not match {len(labels)} labels.",
+            owners.shape == labels.shape, f"data {name}: {owners.size} client ids do not match {len(labels)} labels."
         )
     if normalisation is None:
         normalisation = Normalisation(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
@@ -50,11 +51,11 @@ def from_arrays(
 
 
 def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
-    """Further samples of a data set whose classes are known; integers that name no class count them from 0."""
+    """Further samples of a data set whose classes are known; where classes have names, integers count them from 0."""
     labels = _labels(y, name)
     code = {c: i for i, c in enumerate(classes)}
     values, position = np.unique(labels, return_inverse=True)
-    if not any(str(v) in code for v in values) and labels.dtype.kind == "i":
+    if labels.dtype.kind == "i" and not any(c.lstrip("-").isdigit() for c in classes):
         code = {str(i): i for i in range(len(classes))}
     strange = [str(v) for v in values if str(v) not in code]
     require(not strange, f"data {name}: the label {strange[:1]} of the test part does not occur in training.")
@@ -95,9 +96,10 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
         require(bool(items), f"data {name}: the Dataset is empty.")
         try:
             x = torch.stack([torch.as_tensor(np.asarray(item[0])) for item in items])
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            y = [item[1].item() if isinstance(item[1], Tensor) else item[1] for item in items]
+        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
             raise FedadcError(f"data {name}: the items are not (input, label) of one shape ({error}).") from error
-        return x, [int(item[1]) for item in items]
+        return x, y
 
     x, y = stacked(train)
     return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name)
@@ -109,12 +111,12 @@ def npz(path: Path, test: Path | None = None) -> Dataset:
     held = None
     if test is not None:
         held = _pair(_read_npz(test), test, ("", "_test"))
-    elif {"x_test", "y_test"} <= arrays.keys():
-        held = (arrays["x_test"], arrays["y_test"])
+    elif {"x_test", "y_test"} & arrays.keys():
+        held = _pair(arrays, path, ("_test",))
     return from_arrays(*_pair(arrays, path, ("", "_train")), held, owners=arrays.get("client"), name=path.name)
 
 
-def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, str]) -> Pair:
+def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pair:
     for ending in endings:
         if f"x{ending}" in arrays and f"y{ending}" in arrays:
             return arrays[f"x{ending}"], arrays[f"y{ending}"]
@@ -125,8 +127,12 @@ def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, str]) -> Pai
 def read_more(path: Path, like: Dataset) -> Samples:
     """Samples from an .npz or a folder of images, with the classes and the shape of a data set."""
     if path.is_dir():
-        pixels = like.input_shape[-1] if len(like.input_shape) == 3 else None
-        x, y = _read_images(path, pixels)
+        require(
+            len(like.input_shape) == 3, f"{path} holds images, but the model was trained on {list(like.input_shape)}."
+        )
+        channels, height, width = like.input_shape
+        x, y = _read_images(path, (width, height))
+        x = np.repeat(x, channels, axis=1) if x.shape[1] == 1 else x
     else:
         x, y = _pair(_read_npz(path), path, ("", "_test"))
     return samples_like(like.classes, x, y, path.name)
@@ -135,15 +141,18 @@ def read_more(path: Path, like: Dataset) -> Samples:
 def folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
     """your own images: one folder per class, or train/ and test/ with one folder per class each"""
     require(path.is_dir(), f"data.path: there is no folder {path}.")
+    name = path.name
     if test is None and (path / "test").is_dir() and (path / "train").is_dir():
         path, test = path / "train", path / "test"
-    train = _read_images(path, size)
-    held = _read_images(test, size) if test is not None else None
+    require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
+    pixels = None if size is None else (size, size)
+    train = _read_images(path, pixels)
+    held = _read_images(test, pixels) if test is not None else None
     if held is not None and held[0].shape[1] != train[0].shape[1]:  # grey beside colour
         train, held = (
             (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, held)
         )
-    return from_arrays(*train, held, name=path.name)
+    return from_arrays(*train, held, name=name)
 
 
 def _inputs(x: Any, name: str, which: str) -> Tensor:
@@ -155,8 +164,8 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
     require(not tensor.is_complex(), f"data {name}: {which} inputs are complex numbers.")
     if tensor.dtype != torch.uint8 and tensor.dtype != torch.float64:
         tensor = tensor.to(torch.float32)
-    if tensor.is_floating_point():
-        bad = torch.nonzero(~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1))
+    if tensor.is_floating_point() and tensor.numel():
+        bad = torch.nonzero(~torch.isfinite(tensor).flatten(1).all(dim=1))
         require(
             len(bad) == 0,
             f"data {name}: {which} sample {int(bad[0, 0]) if len(bad) else 0} holds a NaN or an infinity.",
@@ -165,7 +174,12 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
 
 
 def _labels(y: Any, name: str) -> Array:
-    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    try:
+        labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        if labels.dtype.kind == "O" and all(isinstance(v, str) for v in labels.flat):
+            labels = labels.astype(str)  # what pandas gives
+    except (TypeError, ValueError) as error:
+        raise FedadcError(f"data {name}: labels must be integers or strings ({error}).") from error
     require(labels.ndim == 1, f"data {name}: labels need one dimension, not {labels.ndim}.")
     require(
         labels.dtype.kind in "iubU",
@@ -177,22 +191,31 @@ def _labels(y: Any, name: str) -> Array:
 def _read_npz(path: Path) -> dict[str, Array]:
     require(path.is_file(), f"data: there is no file {path}.")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            require(hasattr(arrays, "files"), f"{path} is a single array; an .npz with x and y is needed.")
+        loaded = np.load(path, allow_pickle=False)
+        require(isinstance(loaded, NpzFile), f"{path} is a single array; an .npz with x and y is needed.")
+        with loaded as arrays:
             return {key: arrays[key] for key in arrays.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        MemoryError,
+    ) as error:
         raise FedadcError(f"{path} is not an .npz of plain arrays ({error}); pickled objects are refused.") from error
 
 
-def _read_images(path: Path, size: int | None) -> Pair:
+def _read_images(path: Path, pixels: tuple[int, int] | None) -> Pair:
     """uint8 images [n, channels, height, width] and their folders' names."""
     from PIL import Image, UnidentifiedImageError
 
     require(path.is_dir(), f"data: there is no folder {path}.")
-    require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
     found = [
         (file, group.name)
-        for group in sorted(p for p in path.iterdir() if p.is_dir())
+        for group in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
         for file in sorted(group.iterdir())
         if file.suffix.lower() in IMAGE_FILES
     ]
@@ -201,8 +224,12 @@ def _read_images(path: Path, size: int | None) -> Pair:
     for file, _ in found:
         try:
             with Image.open(file) as opened:
-                image = opened.convert("L" if opened.mode in ("1", "L", "LA", "I;16") else "RGB")
-                image = image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)
+                require(opened.mode not in ("I", "F"), f"{file} has 32 bits per pixel; 8 or 16 are read.")
+                if opened.mode.startswith("I;16"):  # Pillow's own conversion cuts off at 255
+                    image = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
+                else:
+                    image = opened.convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
+                image = image if pixels is None else image.resize(pixels, Image.Resampling.BILINEAR)
                 images.append(np.asarray(image))
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
             raise FedadcError(f"{file} is not a readable image ({error}).") from error

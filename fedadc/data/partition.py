@@ -84,7 +84,7 @@ class Dirichlet(Partition):
     alpha: float = 0.5
 
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
-        require(0 < self.alpha < math.inf, f"alpha must be positive, not {self.alpha}.")
+        require(0 < self.alpha < math.inf, f"alpha must be positive and finite, not {self.alpha}.")
         draws = rng.standard_gamma(self.alpha, size=(clients, classes))
         lost = draws.sum(axis=1) == 0  # a tiny alpha underflows; its limit is all weight on one class
         draws[lost, rng.integers(classes, size=int(lost.sum()))] = 1
@@ -175,8 +175,8 @@ def _share_out(blocks: int, sizes: Array, limits: Array) -> Array:
         if abs(missing) >= len(room):
             shares[room] += step * (abs(missing) // len(room))
             shares = np.clip(shares, 1, limits)
-        else:  # the last few: to (from) the classes whose blocks are the largest (smallest) now
-            order = np.argsort(-step * sizes[room] / shares[room], kind="stable")
+        else:  # the last few: to the classes with the largest blocks, from those that stay smallest with one less
+            order = np.argsort(-step * sizes[room] / (shares[room] - (step < 0)), kind="stable")
             shares[room[order[: abs(missing)]]] += step
     return np.asarray(shares)
 
@@ -188,7 +188,7 @@ def _deal(blocks: Array, clients: int, s: int, rng: np.random.Generator) -> Arra
     clients). From there random pairs of clients swap a block where both rows stay without repetition: a symmetric
     chain that reaches every table, so its limit is uniform.
     """
-    order = rng.permutation(len(blocks))
+    order = rng.permutation(len(blocks)).astype(np.int32)
     table = np.repeat(order, blocks[order]).reshape(s, clients).T.copy()
     pairs = clients // 2
     for _ in range(8 + 2 * math.ceil(math.log2(clients * s + 1)) if pairs else 0):

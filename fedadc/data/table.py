@@ -21,6 +21,7 @@ from fedadc.errors import FedadcError, require, unknown
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 MISSING_CATEGORY = "(missing)"
+LARGEST = 1e30  # beyond it float32 has no room to compute
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,18 @@ def table(
     """your own table: a CSV with a label column and, if you like, a client column"""
     header, rows = _read(path)
     for name in filter(None, [label, client, *(drop or []), *(scale or {})]):
+        require(
+            name in header or len(header) > 1, f"{path} has one column, {header[0]!r}; columns are parted by commas."
+        )
         if name not in header:
             raise unknown(f"{path}: column", name, header)
     used = [name for name in header if name not in {label, client, *(drop or [])}]
     require(bool(used), f"{path} has no column left beside label and client.")
     by_name = {name: [row[i] for row in rows] for i, name in enumerate(header)}
-    columns = [_column(name, by_name[name], scale or {}) for name in used]
+    columns = [_column(path, name, by_name[name], scale or {}) for name in used]
     x = np.hstack([c.encode(by_name[c.name], str(path)) for c in columns])
-    held = None
+    labels = _labels(by_name[label], path)
+    held, text = None, labels.dtype.kind == "U"
     if test is not None:
         test_header, test_rows = _read(test)
         missing = [n for n in [label, *used] if n not in test_header]
@@ -87,10 +92,13 @@ def table(
         test_values = {name: [row[i] for row in test_rows] for i, name in enumerate(test_header)}
         held = (
             np.hstack([c.encode(test_values[c.name], str(test)) for c in columns]),
-            _labels(test_values[label], test),
+            _labels(test_values[label], test, text=text),
         )
     owners = None if client is None else np.array([v.strip() for v in by_name[client]])
-    data = from_arrays(x, _labels(by_name[label], path), held, owners=owners, name=path.name)
+    if owners is not None:
+        nobody = np.flatnonzero(owners == "")
+        require(len(nobody) == 0, f"{path}, row {[int(r) + 2 for r in nobody[:1]]}: the client is missing.")
+    data = from_arrays(x, labels, held, owners=owners, name=path.name)
     notes = [c.describe(by_name[c.name]) for c in columns]
     wide = [c.name for c in columns if c.categories is None and not c.scaled and _is_wide(by_name[c.name])]
     if wide:
@@ -116,11 +124,16 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, rows[1:]
 
 
-def _column(name: str, values: Sequence[str], scale: Mapping[str, Sequence[float]]) -> Column:
+def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Sequence[float]]) -> Column:
     present = [v.strip() for v in values if v.strip().lower() not in MISSING]
     gap = len(present) < len(values)
-    if present and any(_number(v) is None for v in present):
-        require(name not in scale, f"data.scale: column {name} is text and cannot be scaled.")
+    words = [v for v in present if _number(v) is None]
+    if words:
+        why = "data.scale asks for one" if name in scale else "most of the column are"
+        require(
+            name not in scale and 2 * len(words) > len(present),
+            f"{path}, column {name}: {words[0]!r} is not a number, but {why}.",
+        )
         categories = sorted(set(present)) + ([MISSING_CATEGORY] if gap else [])
         return Column(name, tuple(categories), gap)
     if name not in scale:
@@ -133,13 +146,14 @@ def _column(name: str, values: Sequence[str], scale: Mapping[str, Sequence[float
     return Column(name, None, gap, constants[0], constants[1], scaled=True)
 
 
-def _labels(values: Sequence[str], path: Path) -> Array:
+def _labels(values: Sequence[str], path: Path, text: bool = False) -> Array:
+    """Integers where all labels are, else text; `text`: training has decided."""
     for row, value in enumerate(values, start=2):
-        require(value.strip().lower() not in MISSING, f"{path}, row {row}: the label is missing.")
-    try:
-        return np.array([int(v) for v in values])
-    except (ValueError, OverflowError):
-        return np.array([v.strip() for v in values])
+        require(bool(value.strip()), f"{path}, row {row}: the label is missing.")
+    stripped = [v.strip() for v in values]
+    if not text and all(v.lstrip("+-").isdecimal() and len(v) < 19 for v in stripped):
+        return np.array([int(v) for v in stripped])
+    return np.array(stripped)
 
 
 def _number(text: str) -> float | None:
@@ -147,7 +161,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if np.isfinite(value) else None
+    return value if abs(value) <= LARGEST else None
 
 
 def _is_wide(values: Sequence[str]) -> bool:

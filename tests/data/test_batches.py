@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedadc.data import Clients, Normalisation, Samples
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps, shuffled
 from fedadc.errors import FedadcError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SIZES = st.integers(1, 60)
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fedadc.data import Dataset, builtin, files
 from fedadc.data.builtin import cifar10, cifar100, digits, fashion_mnist, mnist, read_cifar, read_idx
 from fedadc.errors import FedadcError
-from hypothesis import given
-from hypothesis import strategies as st
 
 IDX_FILES = list(files.SOURCES["mnist"].files)
 
@@ -113,9 +115,13 @@ def test_damaged_gzip_is_refused_with_its_name(tmp_path: Path, damage: str) -> N
 )
 def test_mnist_is_read_from_its_usual_folders(nowhere: Path, tmp_path: Path, loader, folder: str, zipped: bool) -> None:
     arrays = write_idx(tmp_path / folder, zipped=zipped)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing on the user's screen
-        data = loader(data_dir=tmp_path)
+    torch.set_warn_always(True)  # torch warns of read-only memory once per process; nothing may reach the user
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            data = loader(data_dir=tmp_path)
+    finally:
+        torch.set_warn_always(False)
     assert data.input_shape == (1, 28, 28) and len(data.classes) == 10
     assert np.array_equal(data.train.x[:, 0].numpy(), arrays["train_x"])
     assert np.array_equal(data.test.x[:, 0].numpy(), arrays["test_x"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedadc.data import files
 from fedadc.data.files import Source, get
 from fedadc.errors import FedadcError
@@ -204,7 +205,7 @@ def test_a_server_that_does_not_speak_http_is_one_error(root: Path, register: Re
         thread = threading.Thread(target=answer)
         thread.start()
         register(address=f"http://127.0.0.1:{server.getsockname()[1]}/")
-        with pytest.raises(FedadcError, match="put a.bin"):
+        with pytest.raises(FedadcError, match=r"put a\.bin"):
             get("small", root)
         thread.join()
 
@@ -241,13 +242,23 @@ def test_origin_may_be_a_folder_or_an_archive(
     assert everything(place) == before  # the user's own copy stays
 
 
+def test_an_archive_that_lies_in_the_target_folder_is_not_deleted(root: Path, register: Register) -> None:
+    register(ARCHIVE)
+    own = root / "small" / "small.tar.gz"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(ARCHIVE)
+    get("small", root, origin=str(own))
+    assert own.read_bytes() == ARCHIVE
+
+
 def test_an_origin_folder_that_lacks_the_files_is_one_error(root: Path, tmp_path: Path, register: Register) -> None:
     register()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FedadcError, match="put a.bin, b.bin into"):
+    with pytest.raises(FedadcError, match=r"put a\.bin, b\.bin into"):
         get("small", root, origin=str(tmp_path / "empty"))
 
 
+LINK = member("b.bin", type=tarfile.SYMTYPE, linkname="a.bin")
 HOSTILE = tar(
     member("../../escaped.txt", b"out"),
     member("/tmp/fedadc-escaped-absolute.txt", b"out"),
@@ -277,10 +288,7 @@ def test_a_hostile_archive_writes_nothing_outside(root: Path, tmp_path: Path, re
     ("archive", "words"),
     [
         (tar(member("x/a.bin", CONTENT["a.bin"])), "lacks b.bin"),
-        (
-            tar(member("x/a.bin", CONTENT["a.bin"]), member("b.bin", type=tarfile.SYMTYPE, linkname="a.bin")),
-            "lacks b.bin",
-        ),
+        (tar(member("x/a.bin", CONTENT["a.bin"]), LINK), "lacks b.bin"),
         (tar(member("x/a.bin", b"something else")), "md5"),
         (b"this is no archive", "small"),
         (ARCHIVE[: len(ARCHIVE) // 2], "small"),

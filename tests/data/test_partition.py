@@ -9,12 +9,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedadc.data.dataset import Clients
 from fedadc.data.partition import IID, PARTITIONS, Dirichlet, Natural, Partition, Pooled, SortAndPartition, partition
 from fedadc.errors import FedadcError
 from fedadc.rng import generator
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 ALPHAS = (1e-6, 0.01, 0.5, 10.0, 1e6)
 RULES = st.one_of(
@@ -131,6 +132,22 @@ def test_sort_gives_large_classes_more_blocks() -> None:
     assert (counts[counts > 0] == 50).all()
 
 
+@pytest.mark.parametrize(("sizes", "blocks"), [([58, 42], [6, 4]), ([42, 58], [4, 6]), ([90, 5, 5], [8, 1, 1])])
+def test_sort_gives_what_is_left_over_to_the_largest_blocks(sizes: list[int], blocks: list[int]) -> None:
+    """Of 10 blocks for 58 and 42 samples, 5 and 4 are plain; the tenth goes where blocks are larger (58/5 > 42/4)."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    counts = table(deal(SortAndPartition(labels_per_client=1), labels, len(sizes), 10), labels, len(sizes))
+    assert (counts > 0).sum(axis=0).tolist() == blocks
+
+
+@pytest.mark.parametrize("rule", [IID(), SortAndPartition(labels_per_client=1), Dirichlet(alpha=1e6)])
+def test_which_samples_of_a_class_a_client_gets_is_random(rule: Partition) -> None:
+    """One class, two clients: halves that are not the first and the second, and others for another seed."""
+    halves = [set(deal(rule, np.zeros(100, int), 1, 2, seed)[0].tolist()) for seed in range(20)]
+    assert len({frozenset(h) for h in halves}) == 20
+    assert all(10 <= len(h & set(range(50))) <= 40 for h in halves)  # 25 ± 6 standard deviations
+
+
 def chi_square_bound(cells: int) -> float:
     """Mean and five standard deviations of a chi-square variable with cells - 1 degrees of freedom."""
     return (cells - 1) + 5 * np.sqrt(2 * (cells - 1))
@@ -154,7 +171,7 @@ def test_sort_deals_uniformly_over_all_tables() -> None:
 
 
 def test_sort_is_uniform_where_classes_are_not_equal() -> None:
-    """3 clients, 2 labels each, blocks 3, 2, 1 (classes of 6, 4 and 2 samples): each client is equally often the one with 2."""
+    """3 clients, 2 labels each, classes of 3, 2 and 1 blocks: each client is equally often the one with the last."""
     labels, seeds = np.repeat([0, 1, 2], [6, 4, 2]), 600
     rule = SortAndPartition(labels_per_client=2)
     holder = Counter(

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
 from fedadc.data import Dataset, Samples, from_arrays
 from fedadc.data.split import hold_out, stratified
 from fedadc.errors import FedadcError
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 SHARES = st.floats(0.01, 0.99)
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=120).map(np.array)

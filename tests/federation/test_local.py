@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small_federation
 from torch import nn
 
+from conftest import small_federation
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork, Order, local_update

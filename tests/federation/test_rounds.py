@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_federation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import small_federation
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Evaluation
 from fedadc.federation.aggregate import BLOCK, OrderedMean

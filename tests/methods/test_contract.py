@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small_federation
 
+from conftest import small_federation
 from fedadc.config import load_config, prepare
 from fedadc.data.batches import Augment
 from fedadc.federation.federation import Federation

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_federation
 
+from conftest import small_federation
 from fedadc.data import from_clients
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
@@ -25,10 +25,10 @@ WORK = LocalWork(epochs=2, batch_size=4, lr=0.2, weight_decay=0.01, clip=2.0, sc
 
 def trained(method: Method, work: LocalWork = WORK, model: Any = None, data: Any = None) -> Round:
     torch.manual_seed(0)
+    module = Logistic((5,), 4) if model is Logistic else MLP((5,), 4, hidden=[7])
     federation = Federation(
-        model=(Logistic((5,), 4) if model is Logistic else MLP((5,), 4, hidden=[7])).double(), data=data or small_federation(), method=method, local=work,
-        cohort=3, seed=5,
-    )  # fmt: skip
+        model=module.double(), data=data or small_federation(), method=method, local=work, cohort=3, seed=5
+    )
     return list(federation.rounds(5))[-1]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from conftest import small_federation
 
+import reference
+from conftest import small_federation
 from fedadc.data.batches import shuffled
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
@@ -40,7 +40,10 @@ OBJECTIVES: dict[str, tuple[Objective, Any]] = {
     "cross_entropy": (CrossEntropy(), reference.cross_entropy),
     "received": (SelfConfidence(lam=0.4, tau=1.0), reference.self_confidence(0.4, 1.0, "received")),
     "tau": (SelfConfidence(lam=0.4, tau=2.5), reference.self_confidence(0.4, 2.5, "received")),
-    "tau squared": (SelfConfidence(lam=0.4, tau=2.5, tau_squared=True), reference.self_confidence(0.4, 2.5, "received", True)),
+    "tau squared": (
+        SelfConfidence(lam=0.4, tau=2.5, tau_squared=True),
+        reference.self_confidence(0.4, 2.5, "received", tau_squared=True),
+    ),
     "self": (SelfConfidence(lam=0.4, tau=1.5, teacher="self"), reference.self_confidence(0.4, 1.5, "self")),
 }  # fmt: skip
 WORK = {

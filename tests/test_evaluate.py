@@ -1,0 +1,153 @@
+"""Metrics against scikit-learn, and nothing but the model, the samples and the cuts in them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score, log_loss, recall_score, top_k_accuracy_score
+from torch import Tensor, nn
+
+from fedadc.data.batches import Inputs
+from fedadc.data.dataset import Normalisation, Samples
+from fedadc.errors import FedadcError
+from fedadc.evaluate import EXTRA_METRICS, Evaluation, Evaluator, measure, until
+from fedadc.federation.rounds import Metrics, Round, RunState
+from fedadc.models.flat import FlatModel
+
+ALL = Evaluation(metrics=EXTRA_METRICS, batch_size=37)
+
+
+def problem(seed: int, classes: int, n: int = 211, absent: tuple[int, ...] = ()) -> tuple[FlatModel, Samples]:
+    """A random linear model in float64 and samples without some classes."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    labels = rng.choice([c for c in range(classes) if c not in absent], size=n)
+    x = torch.from_numpy(rng.normal(size=(n, 4)))
+    return FlatModel(nn.Sequential(nn.Linear(4, classes)).double()), Samples(x, torch.from_numpy(labels))
+
+
+def measured(model: FlatModel, samples: Samples, classes: int, evaluation: Evaluation = ALL) -> Metrics:
+    return measure(model, model.theta, samples, Inputs(Normalisation(), torch.float64), classes, evaluation)
+
+
+def logits_of(model: FlatModel, samples: Samples) -> Tensor:
+    return model.predict(model.theta, samples.x)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7, 30])
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_are_those_of_scikit_learn(seed: int, classes: int) -> None:
+    model, samples = problem(seed, classes)
+    found = measured(model, samples, classes)
+    logits, true, every = logits_of(model, samples), samples.y.numpy(), list(range(classes))
+    predicted, probabilities = logits.argmax(dim=1).numpy(), logits.softmax(dim=1).numpy()
+    assert found["accuracy"] == accuracy_score(true, predicted)
+    assert found["loss"] == pytest.approx(log_loss(true, probabilities, labels=every), rel=1e-12)
+    assert found["macro_f1"] == pytest.approx(f1_score(true, predicted, average="macro"), rel=1e-12)
+    recall = recall_score(true, predicted, labels=every, average=None, zero_division=np.nan)
+    assert found["per_class"] == pytest.approx(list(recall), rel=1e-12)
+    top5 = 1.0 if classes <= 5 else top_k_accuracy_score(true, logits.numpy(), k=5, labels=every)
+    assert found["top5"] == pytest.approx(top5, rel=1e-12)
+
+
+def test_classes_absent_from_the_test_data() -> None:
+    model, samples = problem(1, classes=6, absent=(2, 5))
+    found = measured(model, samples, 6)
+    predicted, true = logits_of(model, samples).argmax(dim=1).numpy(), samples.y.numpy()
+    assert isinstance(found["per_class"], list)
+    assert [c for c, value in enumerate(found["per_class"]) if value is None] == [2, 5]
+    assert found["macro_f1"] == pytest.approx(f1_score(true, predicted, average="macro"), rel=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100, 211, 10**9])
+def test_the_cuts_change_no_count_and_the_loss_only_by_rounding(batch_size: int) -> None:
+    model, samples = problem(2, classes=7)
+    whole, cut = (
+        measured(model, samples, 7, Evaluation(metrics=EXTRA_METRICS, batch_size=b)) for b in (64, batch_size)
+    )
+    assert cut.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-13)
+    assert cut == whole
+
+
+def test_the_same_cuts_give_the_same_bits_whatever_torch_is_set_to() -> None:
+    """In float32, in which two threads or another order of additions would show."""
+    torch.manual_seed(0)
+    model = FlatModel(nn.Sequential(nn.Linear(300, 257), nn.ReLU(), nn.Dropout(0.5), nn.Linear(257, 10)))
+    samples = Samples(torch.randn(400, 300), torch.arange(400) % 10)
+    inputs, threads, seen = Inputs(Normalisation()), torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 4):
+            torch.set_num_threads(number)
+            torch.manual_seed(number)
+            state, theta = torch.get_rng_state(), model.theta.clone()
+            seen.append(measure(model, theta, samples, inputs, 10, Evaluation(metrics=EXTRA_METRICS)))
+            assert torch.get_num_threads() == number and torch.equal(torch.get_rng_state(), state)
+            assert model.module.training and torch.equal(model.theta, theta) and not model.gradient.any()
+    finally:
+        torch.set_num_threads(threads)
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_theta_that_is_given_is_measured_not_the_one_in_the_model() -> None:
+    model, samples = problem(3, classes=4)
+    other = torch.zeros_like(model.theta)
+    found = measure(model, other, samples, Inputs(Normalisation(), torch.float64), 4, ALL)
+    assert found["loss"] == pytest.approx(math.log(4), rel=1e-14) and model.theta.any()
+
+
+def test_every_split_has_metrics_of_its_own() -> None:
+    model, samples = problem(4, classes=3)
+    parts = {"validation": samples.take(np.arange(50)), "test": samples.take(np.arange(50, 211))}
+    found = Evaluator(model, parts, Inputs(Normalisation(), torch.float64), 3, Evaluation())(model.theta)
+    assert list(found) == ["validation_accuracy", "validation_loss", "test_accuracy", "test_loss"]
+    for name, part in parts.items():
+        assert found[f"{name}_accuracy"] == measured(model, part, 3)["accuracy"]
+
+
+@pytest.mark.parametrize(("setting", "value"), [("every", 0), ("batch_size", 0), ("metrics", ("f1",))])
+def test_impossible_evaluations_are_refused(setting: str, value: object) -> None:
+    with pytest.raises(FedadcError, match=setting):
+        Evaluation(**{setting: value})  # type: ignore[arg-type]
+
+
+# --- a stream of rounds ----------------------------------------------------------------------------------------------
+
+
+def rounds(*metrics: Metrics) -> list[Round]:
+    state = RunState(0, torch.zeros(1), {}, {})
+    return [Round(t, 0.1, 1.0, (0,), 4, 4, 0.0, state, m) for t, m in enumerate(metrics, start=1)]
+
+
+@pytest.mark.parametrize(("every", "last", "due"), [(1, 4, [1, 2, 3, 4]), (2, 5, [2, 4, 5]), (10, 4, [4]), (3, 3, [3])])
+def test_rounds_are_evaluated_where_due_and_the_last_always(every: int, last: int, due: list[int]) -> None:
+    model, samples = problem(5, classes=3)
+    evaluator = Evaluator(model, {"test": samples}, Inputs(Normalisation(), torch.float64), 3, Evaluation(every=every))
+    state = RunState(0, model.theta, {}, {})
+    stream = [Round(t, 0.1, 1.0, (0,), 4, 4, 0.0, state) for t in range(1, last + 1)]
+    assert [r.round for r in evaluator.follow(stream, last) if r.metrics] == due
+
+
+@pytest.mark.parametrize(
+    ("metrics", "accuracy", "ends"),
+    [
+        ([{"test_accuracy": 0.2}, {"test_accuracy": 0.8}, {"test_accuracy": 0.9}], 0.8, 2),
+        ([{"test_accuracy": 0.2}, {}, {"test_accuracy": 0.9}], 0.5, 3),
+        ([{"test_accuracy": 0.2}, {"test_accuracy": 0.3}], 0.9, 2),
+        ([{"test_accuracy": 0.9}, {"test_accuracy": 0.9}], None, 2),
+        ([{"test_accuracy": 0.9, "validation_accuracy": 0.1}, {"test_accuracy": 0.1, "validation_accuracy": 0.9}], 0.9, 2),
+        ([{}, {}], 0.1, 2),
+    ],
+)  # fmt: skip
+def test_a_stream_ends_after_the_round_that_reaches_the_accuracy(
+    metrics: list[Metrics], accuracy: float | None, ends: int
+) -> None:
+    assert [r.round for r in until(rounds(*metrics), accuracy)] == list(range(1, ends + 1))
+
+
+def test_no_round_is_trained_beyond_the_one_that_ends_it() -> None:
+    stream = iter(rounds({"test_accuracy": 0.9}, {"test_accuracy": 0.9}))
+    assert len(list(until(stream, 0.5))) == 1
+    assert next(stream).round == 2, "the second round was not asked for"
