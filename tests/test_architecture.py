@@ -61,7 +61,7 @@ def ours(module: str) -> frozenset[str]:
 
 def room(module: str) -> str:
     """`fedadc.data.own` is in the room `data`; `fedadc.errors` is one of its own."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def members(name: str) -> list[str]:

@@ -137,7 +137,7 @@ def test_rounds_are_evaluated_where_due_and_the_last_always(every: int, last: in
         ([{"test_accuracy": 0.2}, {}, {"test_accuracy": 0.9}], 0.5, 3),
         ([{"test_accuracy": 0.2}, {"test_accuracy": 0.3}], 0.9, 2),
         ([{"test_accuracy": 0.9}, {"test_accuracy": 0.9}], None, 2),
-        ([{"test_accuracy": 0.9, "validation_accuracy": 0.1}, {"test_accuracy": 0.1, "validation_accuracy": 0.9}], 0.9, 2),
+        ([{"test_accuracy": 1.0, "validation_accuracy": 0.1}, {"test_accuracy": 0, "validation_accuracy": 1.0}], 1, 2),
         ([{}, {}], 0.1, 2),
     ],
 )  # fmt: skip

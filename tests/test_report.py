@@ -121,8 +121,9 @@ def test_rows_as_json_are_the_rows(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1.5e6, "1.5 MB"), (2e9, "2.0 GB"), (3e12, "3000.0 GB")]
-)  # fmt: skip
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1.5e6, "1.5 MB"), (2e9, "2.0 GB"), (3e12, "3000.0 GB")],
+)
 def test_bytes_for_people(count: float, text: str) -> None:
     assert human_bytes(count) == text
 
