@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedadc.federation.schedule import Cosine, Exponential, Step
     from fedadc.methods import FedADC, FedADCDouble, FedAvg, Method, SlowMo
     from fedadc.objectives import CrossEntropy, Objective, SelfConfidence
-    from fedadc.run import RunResult, run
+    from fedadc.runner import RunResult, run
 
 _HOME = {
     "config": ("Config", "load_config"),
@@ -39,7 +39,7 @@ _HOME = {
     "federation.schedule": ("Cosine", "Exponential", "Step"),
     "methods": ("FedADC", "FedADCDouble", "FedAvg", "Method", "SlowMo"),
     "objectives": ("CrossEntropy", "Objective", "SelfConfidence"),
-    "run": ("RunResult", "run"),
+    "runner": ("RunResult", "run"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "__version__"])

@@ -61,7 +61,7 @@ def run(
 ) -> None:
     """Train by a config and leave a run directory."""
     from fedadc.config import load_config
-    from fedadc.run import run as run_config
+    from fedadc.runner import run as run_config
     from fedadc.terminal import progress_of_run, run_summary
 
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
@@ -154,14 +154,13 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
     """Write a commented starter config."""
     from fedadc.catalogue import STARTER
     from fedadc.errors import require
-    from fedadc.terminal import say
 
     require(not path.exists(), f"{path} exists already; choose another name.")
     try:
         path.write_text(STARTER, encoding="utf-8")
     except OSError as error:
         raise FedadcError(f"cannot write {path} ({error.strerror or error}).") from error
-    say(f"wrote {path}; train with: fedadc run {path}")
+    typer.echo(f"wrote {path}; train with: fedadc run {path}")
 
 
 @data_app.command("get")
@@ -205,15 +204,13 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
         app()
-    except FedadcError as error:
+    except (FedadcError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; what was finished is kept.", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # `| head` has what it wanted
-        sys.stderr.close()
-        sys.exit(0)
+    except SystemExit as end:
+        if end.code == 130:  # typer's word for Ctrl-C
+            print("interrupted; what was finished is kept.", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

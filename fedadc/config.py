@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,18 +21,20 @@ from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.evaluate import Evaluation
 from fedadc.federation.federation import Federation, Weighting
-from fedadc.federation.local import LocalWork
+from fedadc.federation.local import MOST, LocalWork
 from fedadc.federation.schedule import SCHEDULES, Constant, Schedule
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
-from fedadc.schema import Schema, Tables, leaf
+from fedadc.schema import Schema, Tables, hints_of, leaf, one_line
 
+NOT_OPTIONS = {"data_dir", "path", "test", "input_shape", "classes", "self"}
 TABLES: Tables = {Method: METHODS, Objective: OBJECTIVES, Partition: PARTITIONS, Schedule: SCHEDULES}
 DEFAULT_TEST_SHARE = 0.2
 Init = Literal["default", "kaiming"]
 LARGEST_FILE = 1 << 20  # bytes of a config
+LARGEST_TREE = 100_000  # values in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Normalize:
 
     def __post_init__(self) -> None:
         require(len(self.mean) == len(self.std) > 0, "data.normalize needs as many mean as std values.")
-        require(all(s > 0 for s in self.std), "data.normalize.std must be above 0.")
+        require(all(0 < s < math.inf for s in self.std), "data.normalize.std must be above 0 and finite.")
+        require(all(map(math.isfinite, self.mean)), "data.normalize.mean must be finite.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"rounds must be at least 1, not {self.rounds}.")
+        require(self.rounds <= MOST, f"rounds must be at most {MOST}, not {self.rounds}.")
         require(0 <= self.seed < 2**63, f"seed must lie in 0..2^63-1, not {self.seed}.")
 
     @property
@@ -136,8 +140,11 @@ class Config:
 
     def file(self, name: str) -> Path:
         """A file that the config names: beside the config, else where the command runs."""
-        path = Path(name).expanduser()
-        return path if path.is_absolute() or not (self.folder / path).exists() else self.folder / path
+        try:
+            path = Path(name).expanduser()
+            return path if path.is_absolute() or not (self.folder / path).exists() else self.folder / path
+        except (OSError, RuntimeError, ValueError) as error:  # too long, an unknown ~user, a NUL
+            raise FedadcError(f"{_short(name)} is no usable path ({one_line(error)}).") from error
 
 
 def load_config(
@@ -191,6 +198,10 @@ def _complete(config: Config) -> Config:
     return replace(config, data=data, model=model, local=local)
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,12 +209,14 @@ class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number and a key cannot stand twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-            seen.add(str(key))
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key_node.value in seen if isinstance(key_node.value, str) else False:
+                problem = f"key {key_node.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(str(key_node.value))
         return super().construct_mapping(node, deep)
 
 
@@ -216,23 +229,39 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        tree = yaml.load(text, _Loader)
     except RecursionError:
         raise FedadcError(f"{source} is nested too deeply.") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark else ""
-        raise FedadcError(f"{source}{at} is not valid YAML: {getattr(error, 'problem', None) or error}.") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise FedadcError(f"{source}{at} is not valid YAML: {problem}.") from error
+    _check_size(tree, source)
+    return tree
+
+
+def _check_size(tree: Any, source: str) -> None:
+    """Aliases make a small file a huge tree, or one that holds itself: count before anybody walks it."""
+    nodes, todo = 0, [tree]
+    while todo:
+        node = todo.pop()
+        nodes += 1
+        require(nodes <= LARGEST_TREE, f"{source} expands to more than {LARGEST_TREE} values; a config is smaller.")
+        if isinstance(node, dict):
+            todo += [*node.keys(), *node.values()]
+        elif isinstance(node, list | tuple | set):
+            todo += node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    require(not path.is_dir(), f"{path} is a folder; a config is a YAML file.")
-    require(path.is_file(), f"there is no config {path}; `fedadc init` writes one to start from.")
-    require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config can be ({LARGEST_FILE} bytes).")
     try:
+        require(not path.is_dir(), f"{path} is a folder; a config is a YAML file.")
+        require(path.is_file(), f"there is no config {path}; `fedadc init` writes one to start from.")
+        require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config can be ({LARGEST_FILE} bytes).")
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedadcError(f"{path} cannot be read as text ({error}).") from error
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise FedadcError(f"{_short(str(path))} cannot be read as text ({one_line(error)}).") from error
     require(isinstance(tree, dict), f"{path} must be a mapping of keys, as in `rounds: 60`.")
     return dict(tree)
 
@@ -271,7 +300,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     config, data = load_data(config, data_dir)
     chosen = config.model
     cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
-    hints = _hints(cls.__init__)
+    hints = hints_of(cls.__init__)
     options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in chosen.options.items()}
     preferred: Init = getattr(cls, "preferred_init", "default")
     init = chosen.init or preferred
@@ -296,7 +325,8 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
         path = config.file(chosen.weights)
         federation.load_state_dict(read_weights(path), str(path))
     known = replace(config.data, clients=len(federation.clients))
-    return Plan(replace(config, data=known, model=replace(chosen, init=init)), federation)
+    shown = replace(chosen, init=init, options=_defaults(inspect.signature(cls).parameters, chosen.options))
+    return Plan(replace(config, data=known, model=shown), federation)
 
 
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
@@ -304,7 +334,11 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
     node = config.data
     loader = config.schema.lookup("data", node.name, DATASETS)
     require(callable(loader), f"data.name: {node.name} is not a function that returns a Dataset.")
-    parameters, hints = inspect.signature(loader).parameters, _hints(loader)
+    try:
+        signature, hints = inspect.signature(loader), hints_of(loader)
+    except (TypeError, ValueError):
+        raise FedadcError(f"data.name: {node.name} is not a function that returns a Dataset.") from None
+    parameters = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     arguments: dict[str, Any] = {}
     for key, value in node.options.items():
         if key not in parameters or key == "data_dir":
@@ -321,7 +355,12 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         arguments["test"] = config.file(node.test)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments and n != "self"]
     require(not missing, f"data.{missing[0] if missing else ''} is missing: data {node.name} needs it.")
-    data = loader(**arguments)
+    try:
+        data = loader(**arguments)
+    except (FedadcError, MemoryError):
+        raise
+    except Exception as error:  # a stranger's loader
+        raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
     require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
 
     seed = config.seed if node.seed is None else node.seed
@@ -343,11 +382,12 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         constants = Normalisation(data.normalisation.scale, node.normalize.mean, node.normalize.std)
         data = replace(data, normalisation=constants)
     rule = node.partition or (Natural() if data.owners is not None and node.clients is None else IID())
+    node = replace(node, options=_defaults(parameters, node.options))
     return replace(config, data=replace(node, partition=rule)), data
 
 
-def _hints(function: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):
-        return {}
+def _defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings given and the defaults of the others, as far as they are plain values that a config can show."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    shown = {n: p.default for n, p in parameters.items() if isinstance(p.default, plain) and n not in NOT_OPTIONS}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in {**shown, **given}.items()}

@@ -93,6 +93,6 @@ def plot_holdings(found: Holdings, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        figure.savefig(path, format="png")
     except (OSError, ValueError) as error:
         raise FedadcError(f"the plot cannot be written to {path} ({error}).") from error

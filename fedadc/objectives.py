@@ -56,7 +56,7 @@ class SelfConfidence(Objective):
 
     def __post_init__(self) -> None:
         require(0 <= self.lam <= 1, f"self_confidence: lam must lie in [0, 1], not {self.lam}.")
-        require(0 < self.tau < float("inf"), f"self_confidence: tau must be positive, not {self.tau}.")
+        require(0 < self.tau <= 1e6, f"self_confidence: tau must be positive and at most 1e6, not {self.tau}.")
         require(
             self.teacher in ("received", "self"),
             f"self_confidence: teacher must be 'received' or 'self', not {self.teacher!r}.",

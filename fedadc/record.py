@@ -51,6 +51,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             for name in FILES:
                 (path / name).unlink(missing_ok=True)
+                (path / f"{name}.part").unlink(missing_ok=True)
             write_text(path / CONFIG, config.yaml())
             facts = {**environment(device), "config_folder": str(config.folder)}
             write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
@@ -64,16 +65,12 @@ class RunDirectory:
         return record
 
     def finish(self, state_dict: dict[str, torch.Tensor]) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         partial = self.path / (MODEL + ".part")
         with self._writing():
             self._metrics.close()
-            try:
-                save_file(state_dict, partial)
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
+            partial.write_bytes(save(state_dict))
             partial.replace(self.path / MODEL)
 
     @contextmanager
@@ -86,8 +83,11 @@ class RunDirectory:
 
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuse a place that holds something; with `overwrite`, only something other than a run."""
-    require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
-    held = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    try:
+        require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
+        held = {p.name.removesuffix(".part") for p in path.iterdir()} if path.is_dir() else set()
+    except (OSError, ValueError) as error:
+        raise FedadcError(f"--out: {str(path)[:60]} is no usable folder ({error}).") from error
     if not held:
         return
     require(overwrite, f"{path} is not empty; choose another --out, or give --overwrite to replace the run in it.")
@@ -168,7 +168,10 @@ def read_run(path: Path) -> RecordedRun:
         except (ValueError, RecursionError) as error:
             raise FedadcError(f"{path / METRICS}, line {number} is damaged ({error}).") from error
         require(
-            isinstance(record, dict) and isinstance(record.get("round"), int),
+            isinstance(record, dict)
+            and isinstance(record.get("round"), int)
+            and isinstance(record.get("cohort", []), list)
+            and all(isinstance(record.get(k, 0), int) for k in ("bytes_up", "bytes_down")),
             f"{path / METRICS}, line {number} is not the record of a round.",
         )
         records.append(record)

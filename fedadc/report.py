@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from fedadc.record import RecordedRun
 
 LAST = 10  # rounds whose mean is a run's final accuracy
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
+NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
 
 
@@ -24,8 +26,9 @@ class Summary:
 
     label: str
     seeds: int
-    accuracy: float  # mean over seeds of the mean of the last evaluated rounds
-    accuracy_std: float | None  # over seeds (n - 1); None for one seed
+    metric: str
+    value: float  # mean over seeds of the mean of the last evaluated rounds
+    std: float | None  # over seeds (n - 1); None for one seed
     best: float  # mean over seeds of the best round
     target: float
     rounds_to_target: float | None  # mean over the seeds that reached it; None if none did
@@ -36,10 +39,12 @@ class Summary:
 
 def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy") -> list[Summary]:
     """A row per setting, in the order in which settings first appear."""
-    groups = group(runs)
+    require(bool(runs), "there is no run to compare.")
+    groups, better = group(runs), max if higher_is_better(metric) else min
     finals = {label: [_final(r, metric) for r in members] for label, members in groups.items()}
     if target is None:
-        target = int(90 * max(statistics.mean(f) for f in finals.values())) / 100
+        best = better(statistics.mean(f) for f in finals.values())
+        target = math.floor(90 * best) / 100 if higher_is_better(metric) else math.ceil(110 * best) / 100
     rows = []
     for label, members in groups.items():
         reached = [t for r in members if (t := _first(r, metric, target)) is not None]
@@ -47,9 +52,10 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
             Summary(
                 label=label,
                 seeds=len(members),
-                accuracy=statistics.mean(finals[label]),
-                accuracy_std=statistics.stdev(finals[label]) if len(members) > 1 else None,
-                best=statistics.mean(max(v for _, v in curve(r, metric)) for r in members),
+                metric=metric,
+                value=statistics.mean(finals[label]),
+                std=statistics.stdev(finals[label]) if len(members) > 1 else None,
+                best=statistics.mean(better(v for _, v in curve(r, metric)) for r in members),
                 target=target,
                 rounds_to_target=statistics.mean(reached) if reached else None,
                 reached=len(reached),
@@ -63,34 +69,40 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Runs that differ in nothing but seeds, under a label that says how the groups differ."""
     flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS} for r in runs]
-    values: dict[tuple[str, ...], set[str]] = {}
-    for tree in flat:
-        for key, value in tree.items():
-            values.setdefault(key, set()).add(json.dumps(value, default=str))
-    differing = [k for k, seen in values.items() if len(seen) > 1 and k[-1:] != ("name",) and k != ("label",)]
-    settings: dict[str, dict[str, Any]] = {}
+    keys = dict.fromkeys(k for tree in flat for k in tree)
+    first: dict[str, dict[tuple[str, ...], Any]] = {}
     groups: dict[str, list[RecordedRun]] = {}
     for r, tree in zip(runs, flat, strict=True):
-        label = tree.get(("label",)) or _label(tree, differing)
-        known = settings.setdefault(str(label), {".".join(k): v for k, v in tree.items()})
-        different = sorted(k for k, v in {".".join(k): v for k, v in tree.items()}.items() if known.get(k, v) != v)
+        label = str(tree.get(("label",)) or _label(tree, flat))
+        known = first.setdefault(label, tree)
+        different = [".".join(k) for k in keys if _text(known, k) != _text(tree, k)]
         require(
             not different,
-            f"{r.path} and {groups.get(str(label), [r])[0].path} are both labelled {label!r} but differ in "
+            f"{r.path} and {groups.get(label, [r])[0].path} are both labelled {label!r} but differ in "
             f"{', '.join(different[:3])}.",
         )
-        groups.setdefault(str(label), []).append(r)
+        groups.setdefault(label, []).append(r)
     return groups
 
 
-def _label(tree: dict[tuple[str, ...], Any], differing: Sequence[tuple[str, ...]]) -> str:
-    method, objective = tree.get(("method", "name"), "?"), tree.get(("objective", "name"))
+def _text(tree: dict[tuple[str, ...], Any], key: tuple[str, ...]) -> str:
+    return json.dumps(tree[key], default=str) if key in tree else "absent"
+
+
+def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ...], Any]]) -> str:
+    """The method's name, and the settings in which it differs from runs that could be taken for it."""
+    method, objective = (str(tree.get((node, "name"))) for node in ("method", "objective"))
     pairs = {pair: name for name, pair in PAIRS.items()}
-    name = pairs.get((str(method), str(objective))) or (
-        method if objective == "cross_entropy" else f"{method} {objective}"
-    )
-    settings = [f"{k[-1]}={tree[k]}" for k in differing if k in tree and (k[0] != "objective" or name not in PAIRS)]
-    return " ".join([str(name), *settings])
+    plain = method if objective in ("cross_entropy", "None") else f"{method} {objective}"
+    told = []
+    for key in tree:
+        if key == ("label",) or key in NAMES:
+            continue
+        node = (key[0], "name")  # settings of another method are no difference to tell
+        peers = [t for t in others if node not in NAMES or t.get(node) == tree.get(node)]
+        if any(_text(t, key) != _text(tree, key) for t in peers):
+            told.append(f"{key[-2] if key[-1] == 'name' else key[-1]}={tree[key]}")
+    return " ".join([pairs.get((method, objective), plain), *told])
 
 
 def _flatten(tree: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -113,7 +125,12 @@ def _final(run: RecordedRun, metric: str) -> float:
 
 
 def _first(run: RecordedRun, metric: str, target: float) -> int | None:
-    return next((t for t, v in curve(run, metric) if v >= target), None)
+    sign = 1 if higher_is_better(metric) else -1
+    return next((t for t, v in curve(run, metric) if sign * v >= sign * target), None)
+
+
+def higher_is_better(metric: str) -> bool:
+    return not metric.endswith("loss")
 
 
 def _per_client(runs: Sequence[RecordedRun], key: str) -> int:
@@ -127,18 +144,26 @@ def as_json(rows: Sequence[Summary]) -> str:
 
 def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the comparison table."""
-    headings = ["run", "seeds", "accuracy", f"rounds to {rows[0].target:.2f}", "up/client", "down/client"]
+    metric = rows[0].metric
+    shown = metric.removeprefix("test_").replace("_", " ")
+    scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
+    headings = ["run", "seeds", shown, f"rounds to {rows[0].target:g}", "up", "down"]
     cells = []
     for row in rows:
-        std = f" ± {100 * row.accuracy_std:.1f}" if row.accuracy_std is not None else ""
+        std = f" ± {scale * row.std:.{digits}f}" if row.std is not None else ""
         rounds = "–" if row.rounds_to_target is None else f"{row.rounds_to_target:.0f}"
         if 0 < row.reached < row.seeds:
             rounds += f" ({row.reached} of {row.seeds})"
         cells.append(
-            [row.label, str(row.seeds), f"{100 * row.accuracy:.1f}{std} %", rounds,
+            [row.label, str(row.seeds), f"{scale * row.value:.{digits}f}{std}{unit}", rounds,
              human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
         )  # fmt: skip
     return headings, cells
+
+
+def is_share(metric: str) -> bool:
+    """Shown in per cent."""
+    return metric.endswith(("accuracy", "top5", "macro_f1"))
 
 
 def human_bytes(count: float) -> str:
@@ -157,7 +182,7 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    percent = "accuracy" in metric or metric.endswith(("top5", "macro_f1"))
+    percent = is_share(metric)
     for index, (label, members) in enumerate(group(runs).items()):
         points: dict[int, list[float]] = {}
         for member in members:
@@ -178,6 +203,6 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
         axes.set_title(title, loc="left", fontsize=11)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        figure.savefig(path, format="png")
     except (OSError, ValueError) as error:
         raise FedadcError(f"the plot cannot be written to {path} ({error}).") from error

@@ -11,7 +11,7 @@ from fedadc.data.own import read_more
 from fedadc.errors import require
 from fedadc.evaluate import Metrics, measure
 from fedadc.record import MODEL, read_run
-from fedadc.run import resolve_device
+from fedadc.runner import resolve_device
 
 
 def evaluate_run(

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import reprlib
 import sys
 import types
 import typing
@@ -22,6 +23,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedadc.errors import FedadcError, require, unknown
 
 T = TypeVar("T")
+_USER_FOLDERS: set[Path] = set()
 Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
 
 
@@ -35,22 +37,26 @@ class Schema:
     def build(self, cls: type[T], tree: Any, where: str = "") -> T:
         """A dataclass from a mapping of its fields. A field with metadata `rest` takes the keys that no other has."""
         require(isinstance(tree, Mapping), f"{where or 'the config'} must be a mapping of keys, not {_show(tree)}.")
-        hints = typing.get_type_hints(cls)
+        hints = hints_of(cls)
         fields = {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("config", True)}  # type: ignore[arg-type]
         rest = next((name for name, f in fields.items() if f.metadata.get("rest")), None)
         values: dict[str, Any] = {rest: {}} if rest else {}
         for key, value in tree.items():
             path = f"{where}.{key}" if where else str(key)
             if key in fields and key != rest:
-                values[key] = self._value(hints[key], value, path)
+                if value is None and not _accepts_none(hints.get(key, Any)) and not _is_required(fields[key]):
+                    continue  # an empty node is its default
+                values[key] = self._value(hints.get(key, Any), value, path)
             elif rest:
                 values[rest][key] = value
             else:
                 self._refuse(cls, key, fields, where)
         for name, f in fields.items():
-            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            require(not required or name in values, f"{f'{where}.{name}' if where else name} is missing.")
-        return cls(**values)
+            require(not _is_required(f) or name in values, f"{f'{where}.{name}' if where else name} is missing.")
+        try:
+            return cls(**values)
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:  # a check of a user's own class
+            raise FedadcError(f"{where}: {cls.__name__} refuses its settings: {one_line(error)}.") from error
 
     def choose(self, base: type[T], tree: Any, where: str) -> T:
         """An entry of a table, or a user's own class, from its name or from {name: ..., settings}."""
@@ -71,7 +77,7 @@ class Schema:
         found = load_object(name, self.folder, where)
         if base is not None:
             require(
-                isinstance(found, type) and issubclass(found, base),
+                isinstance(found, type) and issubclass(found, base) and found is not base,
                 f"{where}.name: {name} is not a class derived from {base.__name__}.",
             )
         return found
@@ -111,7 +117,11 @@ class Schema:
 def leaf(hint: Any, value: Any, where: str) -> Any:
     """A value checked strictly against its annotation. As JSON, where a list is also what a tuple is written as."""
     try:
-        return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
+        text = json.dumps(value, default=str)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise FedadcError(f"{where}: {_show(value)} is no plain value.") from None
+    try:
+        return TypeAdapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         inside = "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in first["loc"] if isinstance(i, int))
@@ -132,9 +142,11 @@ def load_object(name: str, folder: Path, where: str) -> Any:
             f"{where}: {where_to}." if missing == module_name else f"{where}: {module_name} needs the module {missing}."
         ) from error
     except Exception as error:
-        raise FedadcError(f"{where}: importing {module_name} failed ({type(error).__name__}: {error}).") from error
+        raise FedadcError(
+            f"{where}: importing {module_name} failed ({type(error).__name__}: {one_line(error)})."
+        ) from error
     if not hasattr(module, attribute):
-        raise unknown(f"{where}: {module_name} has no name", attribute, [n for n in vars(module) if n[:1] != "_"])
+        raise unknown(f"{where}: in {module_name} the name", attribute, [n for n in vars(module) if n[:1] != "_"])
     return getattr(module, attribute)
 
 
@@ -145,6 +157,7 @@ def _load_module(name: str, folder: Path) -> types.ModuleType:
         return importlib.import_module(name)
     if known is not None and getattr(known, "__file__", None) == str(file):
         return known
+    _forget_modules_of_other_folders(folder)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(name=name)
@@ -161,6 +174,35 @@ def _load_module(name: str, folder: Path) -> types.ModuleType:
     return module
 
 
+def _forget_modules_of_other_folders(folder: Path) -> None:
+    """Two configs may each have a `helper.py`: what one folder's modules imported is not for another's."""
+    _USER_FOLDERS.add(folder.resolve())
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent in _USER_FOLDERS - {folder.resolve()}:
+            del sys.modules[name]
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """Annotations of a class or function; none where they name what only a type checker sees."""
+    try:
+        return typing.get_type_hints(thing)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def one_line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _accepts_none(hint: Any) -> bool:
+    return hint is Any or type(None) in typing.get_args(hint)
+
+
 def _without_none(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [a for a in typing.get_args(hint) if a is not type(None)]
@@ -174,5 +216,7 @@ def _lower(text: str) -> str:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        return f"such a {type(value).__name__}"

@@ -26,7 +26,7 @@ from fedadc.errors import FedadcError
 from fedadc.evaluate import Metrics
 from fedadc.holdings import Holdings
 from fedadc.report import Summary, table_rows
-from fedadc.run import RunResult
+from fedadc.runner import RunResult
 
 out = Console()
 err = Console(stderr=True)
@@ -128,7 +128,7 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
 
 def comparison(rows: Sequence[Summary], title: str) -> None:
     headings, cells = table_rows(rows)
-    note = "accuracy: mean ± std over seeds of a run's last 10 evaluated rounds; bytes per round"
+    note = "mean ± std over seeds of a run's last 10 evaluated rounds; bytes per client and round"
     table = Table(title=title, title_justify="left", caption=note, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")

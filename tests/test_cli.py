@@ -492,7 +492,7 @@ def test_the_demo_shows_what_the_paper_claims(tmp_path: Path) -> None:
     text = fine(command("demo", "--seeds", "1", "--out", "d", cwd=tmp_path))
     assert all(word in text for word in " ".join(LABELS).split())
     rows = json.loads(fine(command("compare", "d", "--target", "0.9", "--json", cwd=tmp_path)))
-    accuracy = {r["label"]: r["accuracy"] for r in rows}
+    accuracy = {r["label"]: r["value"] for r in rows}
     rounds = {r["label"]: r["rounds_to_target"] or 61 for r in rows}
     assert accuracy["FedAvg"] > 0.8 and min(a for n, a in accuracy.items() if n != "FedAvg") > accuracy["FedAvg"]
     assert rounds["FedADC Nesterov"] < rounds["SlowMo"] < rounds["FedAvg"]

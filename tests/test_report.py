@@ -65,13 +65,13 @@ def test_mean_and_deviation_over_seeds(write: Write) -> None:
     runs = [write([0.1, a], **seeds(i)) for i, a in enumerate((0.7, 0.8, 0.9))]
     (row,) = summarise(runs, target=0.5)
     finals = [0.4, 0.45, 0.5]  # the mean of both rounds: fewer than ten were evaluated
-    assert row.accuracy == pytest.approx(0.45) and row.accuracy_std == pytest.approx(statistics.stdev(finals))
+    assert row.value == pytest.approx(0.45) and row.std == pytest.approx(statistics.stdev(finals))
     assert row.best == pytest.approx(0.8) and row.seeds == 3 and row.reached == 3 and row.rounds_to_target == 2
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_ten_evaluated_rounds(write: Write) -> None:
     (row,) = summarise([write([0.0] * 5 + [0.5] * 5 + [None, 0.7] * 5)])
-    assert row.accuracy == pytest.approx(0.6) and row.accuracy_std is None and row.best == pytest.approx(0.7)
+    assert row.value == pytest.approx(0.6) and row.std is None and row.best == pytest.approx(0.7)
 
 
 def test_a_target_that_is_given_reached_by_all_some_or_none(write: Write) -> None:
@@ -102,20 +102,20 @@ def test_bytes_are_per_client_and_round_whatever_the_cohort(write: Write) -> Non
 
 def test_another_metric(write: Write) -> None:
     (row,) = summarise([write([0.25, 0.75])], metric="test_loss")
-    assert row.accuracy == pytest.approx(0.5)
+    assert row.value == pytest.approx(0.5)
     with pytest.raises(FedadcError, match=r"no test_f1 in any round; it has .*test_accuracy.*train_loss"):
         summarise([write([0.25])], metric="test_f1")
 
 
 def test_a_loss_is_not_shown_as_a_percentage(write: Write) -> None:
     _, (cells,) = table_rows(summarise([write([0.25, 0.75])], metric="test_loss"))
-    assert "%" not in cells[2] and "50" not in cells[2]
+    assert cells[2] == "0.5000"
 
 
 def test_rows_as_json_are_the_rows(write: Write) -> None:
     rows = summarise([write([0.5]), write([0.8], **FEDADC)], 0.6)
     read = json.loads(as_json(rows))
-    assert [(r["label"], r["accuracy"], r["rounds_to_target"]) for r in read] == [
+    assert [(r["label"], r["value"], r["rounds_to_target"]) for r in read] == [
         ("fedavg", 0.5, None), ("fedadc", 0.8, 1),
     ]  # fmt: skip
 
@@ -195,9 +195,8 @@ def test_a_plot_is_a_png_where_it_was_asked_for(write: Write, tmp_path: Path) ->
 def test_a_plot_that_cannot_be_written_is_an_error(write: Write, tmp_path: Path) -> None:
     run = write([0.5])
     (tmp_path / "a file").touch()
-    for place in (tmp_path / "a file" / "x.png", tmp_path / "x.nonsense"):
-        with pytest.raises(FedadcError, match="cannot be written"):
-            plot([run], place)
+    with pytest.raises(FedadcError, match="cannot be written"):
+        plot([run], tmp_path / "a file" / "x.png")
 
 
 def test_a_plot_is_never_written_elsewhere_than_said(write: Write, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ sets the memory format, because the bits of a matrix product depend on both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -121,9 +120,12 @@ def shuffled(
             order = rng.permutation(samples)
             yield from (order[start : start + size] for start in range(0, samples, size))
         return
-    shuffles = math.ceil(steps * size / samples)
-    stream = np.concatenate([rng.permutation(samples) for _ in range(shuffles)])
-    yield from stream[: steps * size].reshape(steps, size)
+    rest = rng.permutation(samples)
+    for _ in range(steps):
+        while len(rest) < size:
+            rest = np.concatenate([rest, rng.permutation(samples)])
+        yield rest[:size]
+        rest = rest[size:]
 
 
 def count_steps(samples: Array, batch_size: int, steps: int | None, epochs: int | None) -> Array:

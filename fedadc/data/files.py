@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -119,6 +120,7 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
         raise unknown("data set to download", name, SOURCES)
     source = SOURCES[name]
     target = data_folders(data_dir)[0] / source.folder
+    made = [folder for folder in (target, target.parent) if not folder.exists()]
     try:
         target.mkdir(parents=True, exist_ok=True)
         if source.archive:
@@ -132,13 +134,15 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
                 if not _is_good(target / file, md5):
                     _fetch(_address(origin or source.address, file), target / file, md5, progress)
     except (OSError, EOFError, tarfile.TarError, zlib.error, http.client.HTTPException) as error:
-        if not any(target.iterdir() if target.is_dir() else ()):
-            target.rmdir()  # nothing came: leave nothing
         reason = getattr(error, "reason", None) or error
         raise FedadcError(
             f"data {name} could not be fetched ({reason}): put {', '.join(source.files)} into {target} yourself, or "
             f"give --from a folder, an archive or another address that has {(source.archive or ('them',))[0]}."
         ) from error
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only where nothing came
     return target
 
 

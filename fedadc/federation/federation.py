@@ -54,6 +54,10 @@ class Federation:
             not augment or len(data.input_shape) == 3,
             f"data.augment needs images [channels, height, width], not inputs of shape {list(data.input_shape)}.",
         )
+        require(
+            not augment or augment.crop <= min(data.input_shape[1:]),
+            f"data.augment.crop is {augment.crop}, more than the images' {list(data.input_shape[1:])} pixels.",
+        )
         self.method.check(work)
         held = partition(
             rule,

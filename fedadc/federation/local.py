@@ -23,6 +23,7 @@ from fedadc.models.flat import FlatModel
 from fedadc.objectives import confidence
 from fedadc.rng import generator, torch_seeded
 
+MOST = 10**9  # rounds, steps, samples: more than anybody means
 TEACHER_BATCH = 256  # a frozen model's pass over a client's data is cut here; part of the result's bits
 
 
@@ -49,7 +50,8 @@ class LocalWork:
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"local.{name} must be at least 1, not {value}.")
-        require(0 < self.lr < float("inf"), f"local.lr must be positive, not {self.lr}.")
+            require(value is None or value <= MOST, f"local.{name} must be at most {MOST}, not {value}.")
+        require(0 < self.lr <= 1e30, f"local.lr must be positive and at most 1e30, not {self.lr}.")
         require(
             0 <= self.weight_decay < float("inf"), f"local.weight_decay must not be negative, not {self.weight_decay}."
         )

@@ -15,7 +15,10 @@ class Schedule:
     horizon: int | None = None  # rounds; None: the run's own number of rounds when it first starts
 
     def __post_init__(self) -> None:
-        require(self.horizon is None or self.horizon >= 1, f"schedule: horizon must be at least 1, not {self.horizon}.")
+        require(
+            self.horizon is None or 1 <= self.horizon <= 10**9,
+            f"schedule: horizon must be at least 1 and at most 10^9, not {self.horizon}.",
+        )
 
     def factor(self, elapsed: int, horizon: int) -> float:
         """The factor after so many finished rounds, at most `horizon`."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedadc.errors import FedadcError, require
 
@@ -70,13 +69,19 @@ class FlatModel:
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
+        present = None
+        if theta.data_ptr() != self.theta.data_ptr():
+            present = self.theta.clone()
+            self.theta.copy_(theta)
         self.module.eval()
         try:
             with torch.no_grad():
-                logits: Tensor = functional_call(self.module, self._views(theta), (x,))
+                logits: Tensor = self.module(x)
                 return logits
         finally:
             self.module.train()
+            if present is not None:
+                self.theta.copy_(present)
 
     def part(self, name: str) -> slice:
         """The slice of theta that holds a part of the model: "head" (the classifier) or "embed" (all before it)."""

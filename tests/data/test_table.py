@@ -133,7 +133,11 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         (["patient,a,label", "1,1,0"], {"client": "patients"}, ["'patients'", "did you mean 'patient'"]),
         (["age,a,label", "1,1,0"], {"drop": ["agee"]}, ["'agee'", "did you mean 'age'"]),
         (["age,a,label", "1,1,0"], {"scale": {"aeg": [0, 1]}}, ["'aeg'", "did you mean 'age'"]),
-        (["a,label", "red,0", "blue,1"], {"scale": {"a": [0, 1]}}, ["column a", "'red' is not a number", "data.scale asks"]),
+        (
+            ["a,label", "red,0", "blue,1"],
+            {"scale": {"a": [0, 1]}},
+            ["column a", "'red' is not a number", "data.scale asks"],
+        ),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["data.scale.a", "spread above 0"]),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["data.scale.a", "[centre, spread]"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),

@@ -17,7 +17,7 @@ from fedadc.federation.local import LocalWork, Order, local_update
 from fedadc.methods import METHODS, Method
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES
-from fedadc.run import run
+from fedadc.runner import run
 
 PAIRS = list(product(METHODS, OBJECTIVES))
 CONFIG: dict[str, Any] = {
