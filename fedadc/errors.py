@@ -21,3 +21,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names) or 'none'}."
     return FedadcError(f"{kind} {str(name)!r} is unknown; {hint}")
+
+
+def one_line(error: BaseException) -> str:
+    """Another library's message, as part of a sentence of ours."""
+    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedadc.config import Config, load_data
+from fedadc.config import Config
 from fedadc.data.dataset import Array
 from fedadc.data.partition import IID, partition
 from fedadc.errors import FedadcError
+from fedadc.plan import load_data
 from fedadc.rng import generator
 
 DRAWN_CLIENTS = 200

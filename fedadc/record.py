@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 import fedadc
-from fedadc.config import Config, load_config, parse_yaml
+from fedadc.config import Config, load_config
 from fedadc.errors import FedadcError, require
 from fedadc.federation.rounds import Round
+from fedadc.tree import parse_yaml
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
 FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from fedadc.config import Config, Plan, load_config, prepare
+from fedadc.config import Config, load_config
 from fedadc.errors import FedadcError, require
 from fedadc.federation.rounds import RunState
+from fedadc.plan import Plan, prepare
 from fedadc.record import RunDirectory, check_free, record_of
 
 log = logging.getLogger("fedadc")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedadc.config import prepare
 from fedadc.data.own import read_more
 from fedadc.errors import require
 from fedadc.evaluate import Metrics, measure
+from fedadc.plan import prepare
 from fedadc.record import MODEL, read_run
 from fedadc.runner import resolve_device
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from fedadc.errors import FedadcError, require, unknown
+from fedadc.errors import FedadcError, one_line, require, unknown
 
 T = TypeVar("T")
 _USER_FOLDERS: set[Path] = set()
@@ -189,10 +189,6 @@ def hints_of(thing: Any) -> dict[str, Any]:
         return typing.get_type_hints(thing)
     except (NameError, TypeError, AttributeError):
         return {}
-
-
-def one_line(error: BaseException) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
 
 
 def _is_required(f: dataclasses.Field[Any]) -> bool:

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedadc import cli, demo
-from fedadc.config import load_config, load_data
+from fedadc.config import load_config
+from fedadc.plan import load_data
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"}

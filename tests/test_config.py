@@ -11,12 +11,14 @@ import pytest
 import torch
 import yaml
 
-from fedadc.config import LARGEST_FILE, Config, load_config, prepare
+from fedadc.config import Config, load_config
 from fedadc.data.partition import PARTITIONS
 from fedadc.errors import FedadcError
 from fedadc.federation.schedule import SCHEDULES
 from fedadc.methods import METHODS, PAIRS
 from fedadc.objectives import OBJECTIVES
+from fedadc.plan import prepare
+from fedadc.tree import LARGEST_FILE
 
 README = """\
 seed: 0

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedadc.catalogue import STARTER
-from fedadc.config import load_config, prepare
+from fedadc.config import load_config
 from fedadc.errors import FedadcError
+from fedadc.plan import prepare
 
 VALID: dict[str, Any] = yaml.safe_load(STARTER)
 VALID["data"]["augment"] = {"crop": 1, "flip": True}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedadc.config import load_config, prepare
+from fedadc.config import load_config
+from fedadc.plan import prepare
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedadc.errors import FedadcError, require, unknown
+from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.rng import torch_seeded
 
 INITS = ("default", "kaiming")
@@ -43,7 +43,7 @@ def construct(
             raise
         except Exception as error:  # a stranger's constructor, or sizes that torch refuses
             shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-            raise FedadcError(f"model: {cls.__name__}({shown}) failed: {_first_line(error)}.") from error
+            raise FedadcError(f"model: {cls.__name__}({shown}) failed: {one_line(error)}.") from error
         initialise(module, init)
     return module
 
@@ -76,7 +76,7 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
             logits = module(x)
     except Exception as error:  # whatever a stranger's forward raises is his to read, in one sentence
         raise FedadcError(
-            f"model {name} fails on a batch of shape {list(x.shape)} from this data: {_first_line(error)}."
+            f"model {name} fails on a batch of shape {list(x.shape)} from this data: {one_line(error)}."
         ) from error
     finally:
         module.train(training)
@@ -95,11 +95,6 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
         f"model {name} must return logits of shape [{len(x)}, {classes}] for {len(x)} samples of {classes} classes; "
         f"it returned {shape}.",
     )
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__).rstrip(".")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

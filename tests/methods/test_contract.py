@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from conftest import small_federation
-from fedadc.config import load_config, prepare
+from fedadc.config import load_config
 from fedadc.data.batches import Augment
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork, Order, local_update
 from fedadc.methods import METHODS, Method
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES
+from fedadc.plan import prepare
 from fedadc.runner import run
 
 PAIRS = list(product(METHODS, OBJECTIVES))

@@ -1,0 +1,131 @@
+"""From a config to a federation: load the data, build the model, deal out the clients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedadc.config import Config, DataConfig, Init
+from fedadc.data import DATASETS
+from fedadc.data.dataset import Dataset, Normalisation
+from fedadc.data.partition import IID, Natural
+from fedadc.data.split import hold_out
+from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.federation.federation import Federation
+from fedadc.models import MODELS
+from fedadc.models.build import construct, read_weights
+from fedadc.schema import hints_of, leaf
+
+NOT_OPTIONS = {"data_dir", "path", "test", "input_shape", "classes", "self"}
+DEFAULT_TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config that is known to work, and its federation."""
+
+    config: Config  # complete: also with what only the data could tell
+    federation: Federation
+
+
+def prepare(config: Config, data_dir: str | Path | None = None, device: str = "cpu") -> Plan:
+    """Load the data, build the model, deal out the clients; every impossible setting is an error here."""
+    config, data = load_data(config, data_dir)
+    chosen = config.model
+    cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
+    hints = hints_of(cls.__init__)
+    options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in chosen.options.items()}
+    preferred: Init = getattr(cls, "preferred_init", "default")
+    init = chosen.init or preferred
+    seed = config.seed if chosen.seed is None else chosen.seed
+    module = construct(cls, options, data.input_shape, len(data.classes), seed, init)
+    federation = Federation(
+        model=module,
+        data=data,
+        method=replace(config.method, objective=config.objective),
+        local=config.local,
+        clients=config.data.clients,
+        partition_by=config.data.partition,
+        cohort=config.cohort.size if config.cohort.ratio is None else float(config.cohort.ratio),
+        weighting=config.cohort.weighting,
+        augment=config.data.augment,
+        evaluation=config.evaluate,
+        seed=config.seed,
+        data_seed=config.data.seed,
+        device=device,
+    )
+    if chosen.weights is not None:
+        path = config.file(chosen.weights)
+        federation.load_state_dict(read_weights(path), str(path))
+    known = replace(config.data, clients=len(federation.clients))
+    shown = replace(chosen, init=init, options=_defaults(inspect.signature(cls).parameters, chosen.options))
+    return Plan(replace(config, data=known, model=shown), federation)
+
+
+def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
+    """The data of a config with its test and validation parts, and the config that says where they come from."""
+    node = config.data
+    loader = config.schema.lookup("data", node.name, DATASETS)
+    require(callable(loader), f"data.name: {node.name} is not a function that returns a Dataset.")
+    try:
+        signature, hints = inspect.signature(loader), hints_of(loader)
+    except (TypeError, ValueError):
+        raise FedadcError(f"data.name: {node.name} is not a function that returns a Dataset.") from None
+    parameters = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    arguments: dict[str, Any] = {}
+    for key, value in node.options.items():
+        if key not in parameters or key == "data_dir":
+            known = {*parameters, *DataConfig.__dataclass_fields__} - {"data_dir", "options"}
+            raise unknown("data: key", key, known)
+        arguments[key] = leaf(hints[key], value, f"data.{key}") if key in hints else value
+    if "data_dir" in parameters:
+        arguments["data_dir"] = data_dir
+    require(node.path is None or "path" in parameters, f"data.path does not apply to {node.name}.")
+    if node.path is not None:
+        arguments["path"] = config.file(node.path)
+    if isinstance(node.test, str):
+        require("test" in parameters, f"data.test as a file does not apply to {node.name}.")
+        arguments["test"] = config.file(node.test)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments and n != "self"]
+    require(not missing, f"data.{missing[0] if missing else ''} is missing: data {node.name} needs it.")
+    try:
+        data = loader(**arguments)
+    except (FedadcError, MemoryError):
+        raise
+    except Exception as error:  # a stranger's loader
+        raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
+    require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
+
+    seed = config.seed if node.seed is None else node.seed
+    if isinstance(node.test, str):
+        require(data.test is not None, f"data.test: {node.name} made no test part of {node.test}.")
+    elif data.test is None:
+        share = DEFAULT_TEST_SHARE if node.test is None else float(node.test)
+        data, node = hold_out(data, share, "test", seed), replace(node, test=share)
+    else:
+        require(node.test is None, f"data {node.name} has a test part of its own; leave out data.test.")
+    if node.validation is not None:
+        data = hold_out(data, float(node.validation), "validation", seed)
+    if node.normalize is not None:
+        channels = data.input_shape[0]
+        require(
+            len(node.normalize.mean) in (1, channels),
+            f"data.normalize has {len(node.normalize.mean)} values, but the inputs have {channels} channels.",
+        )
+        constants = Normalisation(data.normalisation.scale, node.normalize.mean, node.normalize.std)
+        data = replace(data, normalisation=constants)
+    rule = node.partition or (Natural() if data.owners is not None and node.clients is None else IID())
+    node = replace(node, options=_defaults(parameters, node.options))
+    return replace(config, data=replace(node, partition=rule)), data
+
+
+def _defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings given and the defaults of the others, as far as they are plain values that a config can show."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    shown = {n: p.default for n, p in parameters.items() if isinstance(p.default, plain) and n not in NOT_OPTIONS}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in {**shown, **given}.items()}

@@ -1,0 +1,93 @@
+"""YAML for configs: strict, small, and safe to read from anybody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedadc.errors import FedadcError, one_line, require
+
+LARGEST_FILE = 1 << 20  # bytes of a config
+LARGEST_TREE = 100_000  # values in it
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number and a key cannot stand twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key_node.value in seen if isinstance(key_node.value, str) else False:
+                problem = f"key {key_node.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(str(key_node.value))
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    try:
+        tree = yaml.load(text, _Loader)
+    except RecursionError:
+        raise FedadcError(f"{source} is nested too deeply.") from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f", line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise FedadcError(f"{source}{at} is not valid YAML: {problem}.") from error
+    _check_size(tree, source)
+    return tree
+
+
+def _check_size(tree: Any, source: str) -> None:
+    """Aliases make a small file a huge tree, or one that holds itself: count before anybody walks it."""
+    nodes, todo = 0, [tree]
+    while todo:
+        node = todo.pop()
+        nodes += 1
+        require(nodes <= LARGEST_TREE, f"{source} expands to more than {LARGEST_TREE} values; a config is smaller.")
+        if isinstance(node, dict):
+            todo += [*node.keys(), *node.values()]
+        elif isinstance(node, list | tuple | set):
+            todo += node
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        require(not path.is_dir(), f"{path} is a folder; a config is a YAML file.")
+        require(path.is_file(), f"there is no config {path}; `fedadc init` writes one to start from.")
+        require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config can be ({LARGEST_FILE} bytes).")
+        tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise FedadcError(f"{str(path)[:60]} cannot be read as text ({one_line(error)}).") from error
+    require(isinstance(tree, dict), f"{path} must be a mapping of keys, as in `rounds: 60`.")
+    return dict(tree)
+
+
+def override(tree: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The tree with one `key.sub=value` changed."""
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    require(bool(equals) and all(parts), f"{text!r} is not an override; write key.sub=value, e.g. local.lr=0.05.")
+    return _with(tree, parts, parse_yaml(value, f"the value of {key}"), key)
+
+
+def _with(tree: Any, parts: Sequence[str], value: Any, key: str) -> dict[str, Any]:
+    if isinstance(tree, str) and parts:
+        tree = {"name": tree}  # method: fedadc, then method.beta=0.8
+    require(tree is None or isinstance(tree, Mapping), f"{key}: {parts[0]} stands below a plain value.")
+    changed: dict[str, Any] = dict(tree or {})
+    changed[parts[0]] = value if len(parts) == 1 else _with(changed.get(parts[0]), parts[1:], value, key)
+    return changed
