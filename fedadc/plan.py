@@ -69,44 +69,14 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
 
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
     """The data of a config with its test and validation parts, and the config that says where they come from."""
-    node = config.data
-    loader = config.schema.lookup("data", node.name, DATASETS)
-    require(callable(loader), f"data.name: {node.name} is not a function that returns a Dataset.")
-    try:
-        signature, hints = inspect.signature(loader), hints_of(loader)
-    except (TypeError, ValueError):
-        raise FedadcError(f"data.name: {node.name} is not a function that returns a Dataset.") from None
-    parameters = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    arguments: dict[str, Any] = {}
-    for key, value in node.options.items():
-        if key not in parameters or key == "data_dir":
-            known = {*parameters, *DataConfig.__dataclass_fields__} - {"data_dir", "options"}
-            raise unknown("data: key", key, known)
-        arguments[key] = leaf(hints[key], value, f"data.{key}") if key in hints else value
-    if "data_dir" in parameters:
-        arguments["data_dir"] = data_dir
-    require(node.path is None or "path" in parameters, f"data.path does not apply to {node.name}.")
-    if node.path is not None:
-        arguments["path"] = config.file(node.path)
-    if isinstance(node.test, str):
-        require("test" in parameters, f"data.test as a file does not apply to {node.name}.")
-        arguments["test"] = config.file(node.test)
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments and n != "self"]
-    require(not missing, f"data.{missing[0] if missing else ''} is missing: data {node.name} needs it.")
-    try:
-        data = loader(**arguments)
-    except (FedadcError, MemoryError):
-        raise
-    except Exception as error:  # a stranger's loader
-        raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
-    require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
-
+    data, options = _run_loader(config, data_dir)
+    node = replace(config.data, options=options)
     seed = config.seed if node.seed is None else node.seed
     if isinstance(node.test, str):
         require(data.test is not None, f"data.test: {node.name} made no test part of {node.test}.")
     elif data.test is None:
-        share = DEFAULT_TEST_SHARE if node.test is None else float(node.test)
-        data, node = hold_out(data, share, "test", seed), replace(node, test=share)
+        node = replace(node, test=DEFAULT_TEST_SHARE if node.test is None else node.test)
+        data = hold_out(data, float(node.test or 0), "test", seed)
     else:
         require(node.test is None, f"data {node.name} has a test part of its own; leave out data.test.")
     if node.validation is not None:
@@ -120,8 +90,39 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         constants = Normalisation(data.normalisation.scale, node.normalize.mean, node.normalize.std)
         data = replace(data, normalisation=constants)
     rule = node.partition or (Natural() if data.owners is not None and node.clients is None else IID())
-    node = replace(node, options=_defaults(parameters, node.options))
     return replace(config, data=replace(node, partition=rule)), data
+
+
+def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, dict[str, Any]]:
+    """Call the loader with what its parameters ask for; also its settings with the defaults filled in."""
+    node = config.data
+    loader = config.schema.lookup("data", node.name, DATASETS)
+    try:
+        signature, hints = inspect.signature(loader), hints_of(loader)
+    except (TypeError, ValueError):
+        raise FedadcError(f"data.name: {node.name} is not a function that returns a Dataset.") from None
+    parameters = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    arguments: dict[str, Any] = {}
+    for key, value in node.options.items():
+        if key not in parameters or key == "data_dir":
+            raise unknown("data: key", key, {*parameters, *DataConfig.__dataclass_fields__} - {"data_dir", "options"})
+        arguments[key] = leaf(hints[key], value, f"data.{key}") if key in hints else value
+    if "data_dir" in parameters:
+        arguments["data_dir"] = data_dir
+    for key, file in (("path", node.path), ("test", node.test if isinstance(node.test, str) else None)):
+        require(file is None or key in parameters, f"data.{key} as a file does not apply to data {node.name}.")
+        if file is not None:
+            arguments[key] = config.file(file)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
+    require(not missing, f"data.{missing[0] if missing else ''} is missing: data {node.name} needs it.")
+    try:
+        data = loader(**arguments)
+    except (FedadcError, MemoryError):
+        raise
+    except Exception as error:  # a stranger's loader
+        raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
+    require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
+    return data, _defaults(parameters, node.options)
 
 
 def _defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
