@@ -110,7 +110,7 @@ def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, d
     if "data_dir" in parameters:
         arguments["data_dir"] = data_dir
     for key, file in (("path", node.path), ("test", node.test if isinstance(node.test, str) else None)):
-        require(file is None or key in parameters, f"data.{key} as a file does not apply to data {node.name}.")
+        require(file is None or key in parameters, f"data.{key} as a file does not apply to {node.name}.")
         if file is not None:
             arguments[key] = config.file(file)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
