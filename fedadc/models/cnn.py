@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.errors import require
+from fedadc.models.classifier import Classifier, through
 
 
-class CNN(nn.Module):
+class CNN(Classifier):
     """Four convolutions and four fully connected layers before the classifier."""
 
     preferred_init = "kaiming"  # nine plain layers hardly start with PyTorch's default (docs/deviations.md, 12)
@@ -50,11 +51,4 @@ class CNN(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         for convolution in self.convolutions:
             x = F.relu(F.max_pool2d(convolution(x), 2))
-        x = x.flatten(1)
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embed(x))
-        return logits
+        return through(self.layers, x.flatten(1))

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.errors import require
+from fedadc.models.classifier import Classifier, through
 
 
-class MLP(nn.Module):
+class MLP(Classifier):
     """Fully connected layers with ReLU between them."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (64, 64)) -> None:
@@ -23,14 +23,7 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embed(x))
-        return logits
+        return through(self.layers, x.flatten(1))
 
 
 class Logistic(MLP):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.errors import require
+from fedadc.models.classifier import Classifier
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:
@@ -42,7 +43,7 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class ResNet18(nn.Module):
+class ResNet18(Classifier):
     """Four stages of two blocks; `width` is the number of channels of the first (64 in the paper)."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, width: int = 64, groups: int = 32) -> None:
@@ -66,7 +67,3 @@ class ResNet18(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.norm(self.stem(x))))
         return x.mean(dim=(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embed(x))
-        return logits
