@@ -16,7 +16,7 @@ from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Evaluation
 from fedadc.federation.federation import Weighting
 from fedadc.federation.local import MOST, LocalWork
-from fedadc.federation.schedule import SCHEDULES, Constant, Schedule
+from fedadc.federation.schedule import SCHEDULES, Schedule
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.schema import Schema, Tables
@@ -154,7 +154,7 @@ def load_config(
         config = Schema(TABLES, folder).build(Config, _expand_pairs(tree))
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
-    return _complete(replace(config, folder=folder))
+    return replace(config, folder=folder)
 
 
 def _expand_pairs(tree: Mapping[str, Any], overriding: bool = False) -> dict[str, Any]:
@@ -177,13 +177,3 @@ def _expand_pairs(tree: Mapping[str, Any], overriding: bool = False) -> dict[str
     tree["method"] = {**(method if isinstance(method, Mapping) else {}), "name": name}
     tree["objective"] = {**objective, "name": wanted}
     return tree
-
-
-def _complete(config: Config) -> Config:
-    """Fill in what follows from other keys, so that the written config says all there is to know."""
-    data = config.data if config.data.seed is not None else replace(config.data, seed=config.seed)
-    model = config.model if config.model.seed is not None else replace(config.model, seed=config.seed)
-    local = config.local
-    if local.schedule.horizon is None and not isinstance(local.schedule, Constant):
-        local = replace(local, schedule=replace(local.schedule, horizon=config.rounds))
-    return replace(config, data=data, model=model, local=local)

@@ -10,10 +10,9 @@ import numpy as np
 
 from fedadc.config import Config
 from fedadc.data.dataset import Array
-from fedadc.data.partition import IID, partition
+from fedadc.data.partition import deal
 from fedadc.errors import FedadcError
 from fedadc.plan import load_data
-from fedadc.rng import generator
 
 DRAWN_CLIENTS = 200
 
@@ -58,9 +57,8 @@ def _range(values: Array) -> str:
 def holdings(config: Config, data_dir: str | Path | None = None) -> Holdings:
     """The partition that a run of this config would use."""
     config, data = load_data(config, data_dir)
-    node, labels = config.data, data.train.y.numpy()
-    rng = generator(config.seed if node.seed is None else node.seed, "partition")
-    clients = partition(node.partition or IID(), labels, len(data.classes), node.clients, rng, data.owners)
+    seed = config.seed if config.data.seed is None else config.data.seed
+    clients = deal(data, config.data.partition, config.data.clients, seed)
     tree = config.tree()["data"]["partition"]
     rule = " ".join([tree["name"], *(f"{k}={v}" for k, v in tree.items() if k != "name")])
     parts = {name: len(samples) for name, samples in data.splits().items()}

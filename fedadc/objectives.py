@@ -1,7 +1,8 @@
 """What a client minimises. An objective is a frozen dataclass that is called; any method takes any objective.
 
 `__call__(model, batch, local)` returns the mean loss of a batch. `model` holds the present theta, `batch` has
-`x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see.
+`x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see. Gradients flow
+through `model(x)` only: a term in theta itself (a proximal one) is a method's `correct`.
 """
 
 from __future__ import annotations
@@ -67,8 +68,14 @@ class SelfConfidence(Objective):
         cross_entropy = F.cross_entropy(logits, batch.y)
         if self.lam == 0:
             return cross_entropy
-        teacher = logits.detach() if self.teacher == "self" else local.frozen(local.start, batch)
-        target = confidence_target(teacher / self.tau, batch.y, local.confidence)
+
+        def target_of(teacher: Tensor, y: Tensor) -> Tensor:
+            return confidence_target(teacher / self.tau, y, confidence(local.class_counts, teacher.dtype))
+
+        if self.teacher == "self":
+            target = target_of(logits.detach(), batch.y)
+        else:
+            target = local.per_sample("target", batch, lambda b: target_of(model.predict(local.start, b.x), b.y))
         kl = F.kl_div(F.log_softmax(logits / self.tau, dim=1), target, reduction="batchmean")
         scale = self.tau**2 if self.tau_squared else 1.0
         return (1 - self.lam) * cross_entropy + self.lam * scale * kl

@@ -13,10 +13,11 @@ import torch
 from fedadc.config import Config, DataConfig, Init
 from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, Normalisation
-from fedadc.data.partition import IID, Natural
+from fedadc.data.partition import usual
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.federation.federation import Federation
+from fedadc.federation.schedule import Constant
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.schema import hints_of, leaf
@@ -35,7 +36,7 @@ class Plan:
 
 def prepare(config: Config, data_dir: str | Path | None = None, device: str = "cpu") -> Plan:
     """Load the data, build the model, deal out the clients; every impossible setting is an error here."""
-    config, data = load_data(config, data_dir)
+    config, data = load_data(_complete(config), data_dir)
     chosen = config.model
     cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
     hints = hints_of(cls.__init__)
@@ -67,6 +68,16 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     return Plan(replace(config, data=known, model=shown), federation)
 
 
+def _complete(config: Config) -> Config:
+    """Fill in what follows from other keys, so that the written config says all there is to know."""
+    data = config.data if config.data.seed is not None else replace(config.data, seed=config.seed)
+    model = config.model if config.model.seed is not None else replace(config.model, seed=config.seed)
+    local = config.local
+    if local.schedule.horizon is None and not isinstance(local.schedule, Constant):
+        local = replace(local, schedule=replace(local.schedule, horizon=config.rounds))
+    return replace(config, data=data, model=model, local=local)
+
+
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
     """The data of a config with its test and validation parts, and the config that says where they come from."""
     data, options = _run_loader(config, data_dir)
@@ -89,8 +100,7 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         )
         constants = Normalisation(data.normalisation.scale, node.normalize.mean, node.normalize.std)
         data = replace(data, normalisation=constants)
-    rule = node.partition or (Natural() if data.owners is not None and node.clients is None else IID())
-    return replace(config, data=replace(node, partition=rule)), data
+    return replace(config, data=replace(node, partition=node.partition or usual(data, node.clients))), data
 
 
 def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedadc.config import Config, load_config
-from fedadc.errors import FedadcError, require
+from fedadc.errors import require
 from fedadc.federation.rounds import RunState
 from fedadc.plan import Plan, prepare
 from fedadc.record import RunDirectory, check_free, record_of
@@ -71,7 +71,7 @@ def execute(
             history.append(directory.append(result) if directory else record_of(result))
             if watch:
                 watch(history[-1])
-    except (KeyboardInterrupt, FedadcError):  # interrupted or diverged: what was trained so far is kept
+    except BaseException:  # interrupted, diverged, a bug in a user's method: what was trained so far is kept
         if directory:
             directory.finish(federation.state_dict(state))
         raise

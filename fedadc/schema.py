@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
 import reprlib
 import sys
@@ -93,6 +94,10 @@ class Schema:
         return leaf(hint, value, where)
 
     def _refuse(self, cls: type, key: Any, known: Mapping[str, Any], where: str) -> None:
+        require(
+            key not in inspect.get_annotations(cls),
+            f"{where}.{key}: {cls.__name__} is not a dataclass; put @dataclass(frozen=True, kw_only=True) above it.",
+        )
         reason = getattr(cls, "refused", {}).get(key)
         require(reason is None, f"{where}.{key} does not exist here: {reason}.")
         raise unknown(f"{where}: key" if where else "key", key, known)

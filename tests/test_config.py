@@ -133,10 +133,16 @@ def test_defaults(given: dict[str, Any], path: tuple[str, ...], expected: Any) -
     tree: dict[str, Any] = copy.deepcopy(LEAST)
     for key, value in given.items():
         tree = changed(key, value, tree)
-    found: Any = load_config(tree).tree()
+    found: Any = prepare(load_config(tree)).config.tree()
     for key in path:
         found = found[key]
     assert found == expected
+
+
+def test_a_loop_over_seeds_in_python_varies_data_and_weights_too() -> None:
+    base = load_config({**LEAST, "local": {"schedule": "cosine"}})
+    other = prepare(load_config(base, ["seed=5", "rounds=4"])).config
+    assert (other.data.seed, other.model.seed, other.local.schedule.horizon) == (5, 5, 4)
 
 
 def test_anchors_and_merge_keys_of_yaml_work(tmp_path: Path) -> None:

@@ -40,12 +40,9 @@ class Augment:
             x = torch.nn.functional.pad(x, [self.crop] * 4)
             rows += rng.integers(2 * self.crop + 1, size=(n, 1))
             columns += rng.integers(2 * self.crop + 1, size=(n, 1))
-        return x[
-            torch.arange(n, device=x.device)[:, None, None, None],
-            torch.arange(channels, device=x.device)[None, :, None, None],
-            torch.from_numpy(rows).to(x.device)[:, None, :, None],
-            torch.from_numpy(columns).to(x.device)[:, None, None, :],
-        ]
+        pixel = torch.from_numpy(rows[:, :, None] * x.shape[3] + columns[:, None, :]).to(x.device)
+        taken = x.flatten(2).gather(2, pixel.reshape(n, 1, -1).expand(n, channels, -1))
+        return taken.view(n, channels, height, width)
 
 
 @dataclass(frozen=True)
@@ -100,10 +97,12 @@ class ClientData:
             x, y = self.inputs.gather(self.samples, self.indices[position], self.augment, rng)
             yield Batch(x, y, position)
 
-    def in_order(self, size: int) -> Iterator[Tensor]:
-        """All inputs in index order, without augmentation."""
-        for start in range(0, len(self.indices), size):
-            yield self.inputs.gather(self.samples, self.indices[start : start + size])[0]
+    def in_order(self, positions: Array | None, size: int) -> Iterator[Batch]:
+        """These samples (None: all), in index order and without augmentation."""
+        positions = np.arange(len(self)) if positions is None else positions
+        for start in range(0, len(positions), size):
+            cut = positions[start : start + size]
+            yield Batch(*self.inputs.gather(self.samples, self.indices[cut]), cut)
 
 
 def shuffled(

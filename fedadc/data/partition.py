@@ -13,8 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedadc.data.dataset import Array, Clients
+from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.errors import FedadcError, require
+from fedadc.rng import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,17 @@ def partition(
     )
     owner = rule.owners(labels, classes, clients, rng)
     return Clients.from_owner(owner, clients)
+
+
+def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) -> Clients:
+    """The clients of a data set's training part."""
+    rng = generator(seed, "partition")
+    return partition(rule or usual(data, clients), data.train.y.numpy(), len(data.classes), clients, rng, data.owners)
+
+
+def usual(data: Dataset, clients: int | None) -> Partition:
+    """The rule where none is given: the clients that the data names, else even shares."""
+    return Natural() if data.owners is not None and clients is None else IID()
 
 
 def _share_out(blocks: int, sizes: Array, limits: Array) -> Array:

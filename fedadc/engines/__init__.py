@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from fedadc.engines.inprocess import InProcess
-from fedadc.federation.local import Order, Report
+from fedadc.federation.local import Broadcast, Order, Report
 
 
 class Engine(Protocol):
-    def run(self, orders: Iterable[Order]) -> Iterator[Report]: ...
+    def run(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Report]: ...
 
 
 __all__ = ["Engine", "InProcess"]

@@ -25,11 +25,14 @@ class OrderedMean:
         _accumulate(self._block, {key: vector if weight == 1 else vector * weight for key, vector in upload.items()})
 
     def result(self) -> State:
-        total = dict(self._total)
+        total = {key: vector.clone() for key, vector in self._total.items()}
         _accumulate(total, self._block)
         return {key: vector / self._weights for key, vector in total.items()}
 
 
 def _accumulate(total: State, part: State) -> None:
     for key, vector in part.items():
-        total[key] = total[key] + vector if key in total else vector
+        if key in total:
+            total[key].add_(vector)
+        else:
+            total[key] = vector.clone()  # an upload's memory belongs to whoever sent it

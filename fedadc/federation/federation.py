@@ -11,7 +11,7 @@ from torch import nn
 
 from fedadc.data.batches import Augment, Inputs
 from fedadc.data.dataset import Clients, Dataset
-from fedadc.data.partition import IID, Natural, Partition, partition
+from fedadc.data.partition import Partition, deal
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import require
 from fedadc.evaluate import Evaluation, Evaluator, until
@@ -20,7 +20,6 @@ from fedadc.federation.rounds import Round, RunState, train
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import probe
 from fedadc.models.flat import FlatModel
-from fedadc.rng import generator
 
 Weighting = Literal["uniform", "samples"]
 
@@ -48,7 +47,6 @@ class Federation:
         self.method = method or FedAvg()
         self.data, self.seed, self.weighting = data, seed, weighting
         work, augment = local or LocalWork(), augment or Augment()
-        rule = partition_by or (Natural() if data.owners is not None and clients is None else IID())
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
             not augment or len(data.input_shape) == 3,
@@ -59,14 +57,7 @@ class Federation:
             f"data.augment.crop is {augment.crop}, more than the images' {list(data.input_shape[1:])} pixels.",
         )
         self.method.check(work)
-        held = partition(
-            rule,
-            data.train.y.numpy(),
-            len(data.classes),
-            clients,
-            generator(seed if data_seed is None else data_seed, "partition"),
-            data.owners,
-        )
+        held = deal(data, partition_by, clients, seed if data_seed is None else data_seed)
         self.cohort = _cohort_size(cohort, len(held))
         model = copy.deepcopy(model).cpu()  # the user's own stays as it is
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
@@ -79,10 +70,18 @@ class Federation:
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
         self.evaluator = Evaluator(flat, splits, inputs, len(data.classes), evaluation or Evaluation())
         self._theta = flat.theta.clone()
+        self.downlink = tuple(dict.fromkeys((*self.method.downlink, *self.method.objective.downlink)))
+        for name in self.downlink:
+            require(
+                name in self.start().server,
+                f"{type(self.method.objective).__name__} needs the server's {name!r}, "
+                f"which {type(self.method).__name__} does not keep.",
+            )
 
     def start(self) -> RunState:
         """The run before its first round."""
-        return RunState(0, self._theta, self.method.server_state(self._theta), {})
+        theta = self._theta.clone()
+        return RunState(0, theta, self.method.server_state(theta), {})
 
     def rounds(
         self, rounds: int, start: RunState | None = None, stop_at_accuracy: float | None = None

@@ -6,9 +6,10 @@ The order of operations, once for all methods: loss gradient at the point where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from fedadc.errors import require
 from fedadc.federation.schedule import Constant, Schedule
 from fedadc.methods.base import Method, State, Vector
 from fedadc.models.flat import FlatModel
-from fedadc.objectives import confidence
 from fedadc.rng import generator, torch_seeded
 
 MOST = 10**9  # rounds, steps, samples: more than anybody means
@@ -64,15 +64,22 @@ class LocalWork:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a client receives."""
+class Broadcast:
+    """What every client of a round receives."""
 
     round: int
-    client: int
     lr: float
     theta: Vector
     server: State  # the downlink vectors
-    state: State  # the client's own, from its last counted round
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one client of a round is told."""
+
+    client: int
+    steps: int  # H, its own
+    state: State | None  # its own, from its last counted round; None: it has none yet
 
 
 @dataclass(frozen=True)
@@ -100,31 +107,48 @@ class Local:
     steps: int  # H, its own
     rng: Callable[[str], np.random.Generator]  # purpose -> a generator of this round and client
     step: int = 0  # τ - 1, the present one
+    batch: Batch = field(init=False)  # of the present step
     scratch: dict[str, Vector] = field(default_factory=dict)  # a method's own, gone after the round
-    _frozen: dict[int, Tensor] = field(default_factory=dict)
+    touched: Array | None = None  # the positions of this round's samples, sorted; None: all
+    _rows: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def class_counts(self) -> Tensor:
         return self.data.class_counts()
 
-    @cached_property
-    def confidence(self) -> Tensor:
-        """rho, from the client's own label counts (section III)."""
-        return confidence(self.class_counts, self.model.dtype)
+    def per_sample(self, name: str, batch: Batch, make: Callable[[Batch], Tensor]) -> Tensor:
+        """What `make` gives for a batch, a row per sample, without gradients: a frozen teacher's word, for example.
 
-    def frozen(self, theta: Vector, batch: Batch) -> Tensor:
-        """Logits of a frozen model for a batch.
-
-        Where nothing random changes the inputs they come from one pass over the client's data in index order, made
-        when first asked for: a teacher then costs one forward pass a round, whatever the number of epochs.
+        Where nothing random changes the inputs it is made once a round for all samples that the round touches, in index
+        order, and kept under its name: a teacher costs one forward pass, whatever the number of epochs.
         """
-        if self.data.augment:
-            return self.model.predict(theta, batch.x)
-        if id(theta) not in self._frozen:
-            self._frozen[id(theta)] = torch.cat(
-                [self.model.predict(theta, x) for x in self.data.in_order(TEACHER_BATCH)]
-            )
-        return self._frozen[id(theta)][torch.from_numpy(batch.position).to(self.model.device)]
+        with torch.no_grad():
+            if self.data.augment:
+                return make(batch)
+            if name not in self._rows:
+                self._rows[name] = torch.cat([make(b) for b in self.data.in_order(self.touched, TEACHER_BATCH)])
+        row = batch.position if self.touched is None else np.searchsorted(self.touched, batch.position)
+        return self._rows[name][torch.from_numpy(row).to(self.model.device)]
+
+
+class Momentum:
+    """Local momentum, v = mu * v + g, from zero in every client's round.
+
+    A gradient that is asked for twice in a step goes on from the same v.
+    """
+
+    def __init__(self, mu: float, like: Vector) -> None:
+        self.mu = mu
+        self.before, self.after = (torch.zeros_like(like), torch.zeros_like(like)) if mu else (like, like)
+
+    def __call__(self, g: Vector) -> Vector:
+        if not self.mu:
+            return g
+        torch.add(g, self.before, alpha=self.mu, out=self.after)
+        return g.copy_(self.after)  # a copy: the step may overwrite g
+
+    def next_step(self) -> None:
+        self.before, self.after = self.after, self.before
 
 
 @dataclass(frozen=True)
@@ -150,36 +174,56 @@ class Workplace:
         return ClientData(self.train, self.clients[client], self.classes, self.inputs, self.augment)
 
 
-def local_update(place: Workplace, order: Order) -> Report:
+def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report:
     """Train one client from what it received."""
     model, method, work, data = place.model, place.method, place.work, place.data(order.client)
 
     def rng(purpose: str) -> np.random.Generator:
-        return generator(place.seed, purpose, order.round, order.client)
+        return generator(place.seed, purpose, broadcast.round, order.client)
 
-    steps = int(place.steps(np.array([order.client]))[0])
-    local = Local(model, data, order.theta, order.server, order.state, order.lr, steps, rng)
-    positions = shuffled(len(data), work.batch_size, work.steps, work.epochs, rng("batches"))
-    velocity = torch.zeros_like(model.theta) if work.momentum else None
+    positions: Iterable[Array] = islice(
+        shuffled(len(data), work.batch_size, work.steps, work.epochs, rng("batches")), order.steps
+    )
+    touched = None
+    if order.steps * work.batch_size < len(data):  # then no sample is drawn twice
+        positions = list(positions)
+        touched = np.sort(np.concatenate(positions))
+    state = method.client_state(broadcast.theta) if order.state is None else order.state
+    local = Local(
+        model, data, broadcast.theta, broadcast.server, state, broadcast.lr, order.steps, rng, touched=touched
+    )
+    momentum = Momentum(work.momentum, model.theta)
     losses: list[Tensor] = []
 
-    with torch_seeded(place.seed, "dropout", order.round, order.client):
-        theta = model.theta.copy_(method.begin(local))
-        for local.step, batch in enumerate(data.batches(positions, rng("augment"))):
+    def grad(point: Vector) -> Vector:
+        g, loss = model.gradient_of(lambda: method.objective(model, local.batch, local), point)
+        losses.append(loss)
+        if work.clip is not None:
+            g.mul_((work.clip / torch.linalg.vector_norm(g)).clamp(max=1))
+        if work.weight_decay:
+            g.add_(point, alpha=work.weight_decay)
+        return momentum(method.correct(g, point, local))
 
-            def grad(theta: Vector, batch: Batch = batch) -> Vector:
-                g, loss = model.gradient_of(lambda: method.objective(model, batch, local), theta)
-                losses.append(loss)
-                if work.clip is not None:
-                    g.mul_((work.clip / torch.linalg.vector_norm(g)).clamp(max=1))
-                if work.weight_decay:
-                    g.add_(theta, alpha=work.weight_decay)
-                g = method.correct(g, theta, local)
-                if velocity is not None:
-                    g.copy_(velocity.mul_(work.momentum).add_(g))  # a copy: the step may overwrite g
-                return g
+    with torch_seeded(place.seed, "dropout", broadcast.round, order.client):
+        theta = model.theta
+        theta.copy_(method.begin(local))
+        for step, batch in enumerate(data.batches(positions, rng("augment"))):
+            local.step, local.batch = step, batch
+            moved = method.step(theta, grad, local)
+            if moved is not theta:
+                theta.copy_(moved)
+            momentum.next_step()
+        upload, new_state = method.finish(theta, local)
+    return Report(
+        order.client,
+        _own(upload, model),
+        _own(new_state, model),
+        loss=float(torch.stack(losses).mean()) if losses else float("nan"),
+        samples=len(data),
+        steps=order.steps,
+    )
 
-            theta = method.step(theta, grad, local)
-        upload, state = method.finish(theta, local)
-    mean_loss = float(torch.stack(losses).mean()) if losses else float("nan")
-    return Report(order.client, upload, state, mean_loss, len(data), steps)
+
+def _own(state: State, model: FlatModel) -> State:
+    """Tensors that the next client will not overwrite."""
+    return {key: value.clone() if model.owns(value) else value for key, value in state.items()}

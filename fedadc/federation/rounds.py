@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedadc.errors import FedadcError
+from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
-from fedadc.federation.local import Order
+from fedadc.federation.local import Broadcast, Order
 from fedadc.federation.selection import hand_out_order, uniform
 from fedadc.methods.base import RoundInfo, State, Vector
 from fedadc.rng import generator
@@ -30,6 +31,7 @@ class RunState:
     theta: Vector
     server: State
     clients: dict[int, State]  # of clients that have one
+    horizon: int = 0  # of schedules that have none of their own: the rounds asked for when the run first started
 
 
 @dataclass(frozen=True)
@@ -54,37 +56,43 @@ class Round:
 
 def train(federation: Federation, rounds: int, state: RunState) -> Iterator[Round]:
     """Rounds state.round + 1 ... rounds."""
-    method, place = federation.method, federation.workplace
-    names = dict.fromkeys((*method.downlink, *method.objective.downlink))  # an ordered set
+    horizon = state.horizon or rounds
     for t in range(state.round + 1, rounds + 1):
-        began = time.perf_counter()
-        lr = place.work.lr_of(t, rounds)
-        chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
-        cohort = hand_out_order(chosen, place.steps(chosen)).tolist()
-        downlink = {name: state.server[name] for name in names}
+        with exact():
+            result = one_round(federation, t, horizon, state)
+        state = result.state
+        yield result
 
-        orders = (
-            Order(t, k, lr, state.theta, downlink, state.clients.get(k) or method.client_state(state.theta))
-            for k in cohort
+
+def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> Round:
+    """Select, broadcast, train the cohort, add up in cohort order, update."""
+    began = time.perf_counter()
+    method, place = federation.method, federation.workplace
+    lr = place.work.lr_of(t, horizon)
+    chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
+    steps = dict(zip(chosen.tolist(), place.steps(chosen).tolist(), strict=True))
+    cohort = hand_out_order(chosen, place.steps(chosen)).tolist()
+
+    broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
+    orders = (Order(k, steps[k], state.clients.get(k)) for k in cohort)
+    mean, losses, clients, bytes_up = OrderedMean(), [], {}, 0
+    for report in federation.engine.run(broadcast, orders):
+        mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
+        losses.append(report.loss)
+        bytes_up += _bytes(report.upload)
+        if report.state:
+            clients[report.client] = report.state
+
+    info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
+    theta, server = method.update(state.theta, state.server, mean.result(), info)
+    if not bool(torch.isfinite(theta).all()):
+        raise FedadcError(
+            f"round {t}: the model is no longer finite, training has diverged; lower local.lr or set local.clip."
         )
-        mean, losses, clients, bytes_up = OrderedMean(), [], {}, 0
-        for report in federation.engine.run(orders):
-            mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
-            losses.append(report.loss)
-            bytes_up += _bytes(report.upload)
-            if report.state:
-                clients[report.client] = report.state
-
-        info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
-        theta, server = method.update(state.theta, state.server, mean.result(), info)
-        if not bool(torch.isfinite(theta).all()):
-            raise FedadcError(
-                f"round {t}: the model is no longer finite, training has diverged; lower local.lr or set local.clip."
-            )
-        state = RunState(t, theta, server, {**state.clients, **clients})
-        bytes_down = len(cohort) * _bytes({"theta": theta, **downlink})
-        seconds = time.perf_counter() - began
-        yield Round(t, lr, sum(losses) / len(losses), tuple(cohort), bytes_up, bytes_down, seconds, state)
+    after = RunState(t, theta, server, {**state.clients, **clients}, horizon)
+    bytes_down = len(cohort) * _bytes({"theta": broadcast.theta, **broadcast.server})
+    seconds = time.perf_counter() - began
+    return Round(t, lr, sum(losses) / len(losses), tuple(cohort), bytes_up, bytes_down, seconds, after)
 
 
 def _bytes(vectors: State) -> int:

@@ -1,8 +1,9 @@
 """A method: how a client moves, and what the server does with the mean of the uploads. The defaults are FedAvg.
 
 A method is a frozen dataclass of hyper-parameters and holds no tensors; all state passes through as values.
-`step` may overwrite `theta` and the gradient it was given, never `local.start`, `local.server` or
-`local.client`. delta = start - end.
+`step` may overwrite `theta` and the gradient it was given (the next call of `grad` does), never `local.start`,
+`local.server` or `local.client`; `grad(point)` leaves theta where it is. `update` returns new tensors and overwrites
+nothing: states of earlier rounds live on. delta = start - end.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ copy. Frozen parameters stay out of the vector; tied weights have one slot; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -60,28 +61,42 @@ class FlatModel:
 
     def gradient_of(self, loss: Callable[[], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of a loss at theta, and the loss. The gradient is overwritten by the next call."""
-        if theta.data_ptr() != self.theta.data_ptr():
-            self.theta.copy_(theta)
-        self.gradient.zero_()
-        value = loss()
-        value.backward()  # type: ignore[no-untyped-call]
+        with self._at(theta):
+            self.gradient.zero_()
+            value = loss()
+            value.backward()  # type: ignore[no-untyped-call]
         return self.gradient, value.detach()
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
-        present = None
-        if theta.data_ptr() != self.theta.data_ptr():
-            present = self.theta.clone()
-            self.theta.copy_(theta)
         self.module.eval()
         try:
-            with torch.no_grad():
+            with self._at(theta), torch.no_grad():
                 logits: Tensor = self.module(x)
                 return logits
         finally:
             self.module.train()
-            if present is not None:
-                self.theta.copy_(present)
+
+    @contextmanager
+    def _at(self, theta: Tensor) -> Iterator[None]:
+        """Work at another point, and come back."""
+        if theta is self.theta:
+            yield
+            return
+        present = self.theta.clone()
+        self.theta.copy_(theta)
+        try:
+            yield
+        finally:
+            self.theta.copy_(present)
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in one of the flat buffers, which the next client overwrites."""
+        storage = tensor.untyped_storage().data_ptr()
+        return storage in (self.theta.untyped_storage().data_ptr(), self.gradient.untyped_storage().data_ptr())
+
+    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device]]:
+        return FlatModel, (self.module, self.device)  # a copy has views of its own
 
     def part(self, name: str) -> slice:
         """The slice of theta that holds a part of the model: "head" (the classifier) or "embed" (all before it)."""

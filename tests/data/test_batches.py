@@ -176,11 +176,14 @@ def test_client_batches_are_its_own_samples() -> None:
 
 def test_in_order_is_every_sample_once_without_augmentation() -> None:
     mine = client(Augment(crop=2, flip=True))
-    parts = list(mine.in_order(2))
-    assert [len(p) for p in parts] == [2, 2, 1]
-    assert torch.equal(torch.cat(parts), mine.samples.x[mine.indices].float() / 255)
+    parts = list(mine.in_order(None, 2))
+    assert [len(p.y) for p in parts] == [2, 2, 1]
+    whole = torch.cat([p.x for p in parts])
+    assert torch.equal(whole, mine.samples.x[mine.indices].float() / 255)
     batch = next(mine.batches([np.arange(5)], rng()))
-    assert not torch.equal(batch.x, torch.cat(parts))  # training batches are augmented
+    assert not torch.equal(batch.x, whole)  # training batches are augmented
+    (some,) = mine.in_order(np.array([1, 4]), 9)
+    assert torch.equal(some.x, whole[[1, 4]]) and some.position.tolist() == [1, 4]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=50))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 from conftest import small_federation
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork, Order, local_update
+from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.methods import FedAvg, Method
 from fedadc.models import Logistic
 
@@ -24,7 +25,9 @@ def federation(work: LocalWork, method: Method | None = None, model: nn.Module |
 
 
 def update(f: Federation, client: int = 1, round: int = 1) -> Any:
-    return local_update(f.workplace, Order(round, client, f.workplace.work.lr, f.start().theta, {}, {}))
+    place = f.workplace
+    order = Order(client, int(place.steps(np.array([client]))[0]), None)
+    return local_update(place, Broadcast(round, place.work.lr, f.start().theta, {}), order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,25 @@ def test_local_momentum_starts_anew_in_every_round() -> None:
     for round in (1, 2):
         delta = update(f, round=round).upload["delta"]
         assert torch.allclose(delta, torch.full_like(delta, 0.1 * 2.5), atol=1e-15)
+
+
+def test_momentum_of_a_gradient_asked_for_twice_goes_on_from_the_same_v() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Twice(FedAvg):
+        def step(self, theta: Any, grad: Any, local: Any) -> Any:
+            grad(theta)
+            return super().step(theta, grad, local)
+
+    work = LocalWork(steps=4, batch_size=4, lr=0.1, momentum=0.5)
+    assert torch.equal(update(federation(work, Twice())).upload["delta"], update(federation(work)).upload["delta"])
+
+
+def test_fewer_steps_than_planned_are_the_first_ones() -> None:
+    f = federation(LocalWork(epochs=2, batch_size=4, lr=0.3))
+    short = local_update(f.workplace, Broadcast(1, 0.3, f.start().theta, {}), Order(5, 2, None))
+    g = federation(LocalWork(steps=2, batch_size=4, lr=0.3))
+    same = local_update(g.workplace, Broadcast(1, 0.3, g.start().theta, {}), Order(5, 2, None))
+    assert short.steps == 2 and torch.equal(short.upload["delta"], same.upload["delta"])
 
 
 class Noisy(nn.Module):

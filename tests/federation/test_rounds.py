@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import small_federation
+from fedadc.data import from_arrays
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Evaluation
 from fedadc.federation.aggregate import BLOCK, OrderedMean
@@ -22,7 +25,7 @@ from fedadc.federation.local import LocalWork
 from fedadc.federation.schedule import SCHEDULES, Constant, Cosine, Exponential, Step
 from fedadc.federation.selection import hand_out_order, uniform
 from fedadc.methods import FedADC, FedAvg
-from fedadc.models import MLP, Logistic
+from fedadc.models import CNN, MLP, Logistic
 from fedadc.rng import generator
 
 WORK = LocalWork(epochs=1, batch_size=4, lr=0.2)
@@ -110,8 +113,12 @@ def test_prolonging_a_run_with_a_fixed_horizon_changes_nothing_before() -> None:
 
 
 def test_resuming_from_a_state_gives_the_same_bits() -> None:
-    whole = list(federation(method=FedADC()).rounds(6))
-    again = list(federation(method=FedADC()).rounds(6, start=whole[2].state))
+    """Also with a schedule that has no horizon of its own: the rounds first asked for are part of the state."""
+    work = replace(WORK, schedule=Cosine())
+    whole = list(federation(method=FedADC(), local=work).rounds(6))
+    again = list(federation(method=FedADC(), local=work).rounds(6, start=whole[2].state))
+    longer = list(federation(method=FedADC(), local=work).rounds(8, start=whole[2].state))
+    assert torch.equal(longer[2].state.theta, whole[-1].state.theta)
     assert [r.round for r in again] == [4, 5, 6]
     assert torch.equal(again[-1].state.theta, whole[-1].state.theta)
     assert torch.equal(again[-1].state.server["m"], whole[-1].state.server["m"])
@@ -126,17 +133,33 @@ def test_evaluation_never_changes_training(evaluation: Evaluation | None) -> Non
     assert due == {2: [2, 4, 5], 50: [5], 1: [1, 2, 3, 4, 5]}[evaluation.every if evaluation else 1]
 
 
-def test_threads_of_the_user_do_not_change_bits() -> None:
-    results = []
+def bits_by_threads() -> list[torch.Tensor]:
+    """theta after a round of a CNN whose gradients differ between 1 and 2 threads."""
+    images = from_arrays(np.random.default_rng(0).normal(size=(28, 1, 16, 16)).astype(np.float32), np.arange(28) % 4)
+    found = []
     for threads in (1, 2):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
+        torch.manual_seed(0)
         try:
-            results.append(list(federation(model=MLP((5,), 4, [128])).rounds(3))[-1])
+            model = CNN((1, 16, 16), 4, width=0.25, channels=(64, 64), hidden=(32,))
+            f = Federation(model=model, data=images, clients=4, local=LocalWork(epochs=1, batch_size=7, lr=0.1))
+            found.append(next(f.rounds(1)).state.theta)
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
-    assert torch.equal(results[0].state.theta, results[1].state.theta)
+    return found
+
+
+def test_threads_of_the_user_do_not_change_bits() -> None:
+    assert torch.equal(*bits_by_threads())
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core has one thread")
+def test_threads_would_change_bits_if_they_were_let(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: without `exact` the same runs differ."""
+    monkeypatch.setattr("fedadc.federation.rounds.exact", contextlib.nullcontext)
+    assert not torch.equal(*bits_by_threads())
 
 
 def test_all_clients_one_step_full_batch_is_gradient_descent_on_the_mean_loss() -> None:

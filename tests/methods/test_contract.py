@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import pickle
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import vector_to_parameters
 
 from conftest import small_federation
 from fedadc.config import load_config
 from fedadc.data.batches import Augment
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork, Order, local_update
-from fedadc.methods import METHODS, Method
+from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
+from fedadc.methods import METHODS, FedAvg, Method, RoundInfo
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES
 from fedadc.plan import prepare
@@ -73,15 +76,97 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
         state = federation.start()
         server = {name: torch.randn(state.theta.shape, generator=torch.Generator().manual_seed(1)).double()
                   for name in cls.downlink}  # fmt: skip
-        order = Order(1, 3, 0.1, state.theta.clone(), server, cls().client_state(state.theta))
-        before = {"theta": order.theta.clone(), **{k: v.clone() for k, v in (order.server | order.state).items()}}
-        report = local_update(federation.workplace, order)
-        for name, vector in {"theta": order.theta, **order.server, **order.state}.items():
+        sent = Broadcast(1, 0.1, state.theta.clone(), server)
+        own = cls().client_state(state.theta)
+        seen = {"theta": sent.theta, **server, **own}
+        before = {name: vector.clone() for name, vector in seen.items()}
+        report = local_update(federation.workplace, sent, Order(3, 4, own))
+        info = RoundInfo(round=1, lr=0.1, cohort=1, clients=6)
+        whole = {**federation.start().server, **server}
+        kind().update(sent.theta, whole, report.upload, info)
+        for name, vector in seen.items():
             assert torch.equal(vector, before[name]), name
         uploads.append(report.upload)
     for name, vector in uploads[0].items():
         assert torch.isfinite(vector).all()
         assert torch.equal(vector, uploads[1][name]), name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharpness(FedAvg):
+    """A user's method that takes a gradient elsewhere before it moves, and returns a new tensor."""
+
+    rho: float = 0.3
+
+    def step(self, theta: Any, grad: Any, local: Any) -> Any:
+        uphill = grad(theta).clone()
+        return theta - local.lr * grad(theta + self.rho * uphill / uphill.norm())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Careless(FedAvg):
+    """A user's method that hands out the buffer itself, as upload and as state."""
+
+    def client_state(self, theta: Any) -> Any:
+        return {"previous": theta}
+
+    def finish(self, theta: Any, local: Any) -> Any:
+        return {"delta": local.start - theta, "theta": theta}, {"previous": theta}
+
+    def update(self, theta: Any, server: Any, mean: Any, info: Any) -> Any:
+        return mean["theta"], server
+
+
+def test_a_gradient_taken_elsewhere_leaves_theta_alone() -> None:
+    """One step of sharpness-aware minimisation against its formula in plain autograd."""
+    data = small_federation()
+    torch.manual_seed(0)
+    module = MLP((5,), 4, [6]).double()
+    work = LocalWork(epochs=1, batch_size=100, lr=0.1)
+    federation = Federation(model=module, data=data, method=Sharpness(), local=work)
+    place, start = federation.workplace, federation.start().theta
+    x, y = place.inputs.gather(place.train, place.clients[2])
+
+    def gradient(theta: torch.Tensor) -> torch.Tensor:
+        vector_to_parameters(theta, module.parameters())
+        parts = torch.autograd.grad(torch.nn.functional.cross_entropy(module(x), y), list(module.parameters()))
+        return torch.cat([p.reshape(-1) for p in parts])
+
+    g = gradient(start)
+    expected = 0.1 * gradient(start + 0.3 * g / g.norm())
+    report = local_update(place, Broadcast(1, 0.1, start, {}), Order(2, 1, None))
+    assert torch.allclose(report.upload["delta"], expected, atol=1e-14)
+
+
+def test_buffers_handed_out_are_copied() -> None:
+    settings: dict[str, Any] = {"local": LocalWork(steps=3, batch_size=4, lr=0.1), "data": small_federation()}
+    torch.manual_seed(0)
+    module = MLP((5,), 4, [6]).double()
+    careless, plain = (list(Federation(model=module, method=m, **settings).rounds(3)) for m in (Careless(), FedAvg()))
+    assert torch.allclose(careless[-1].state.theta, plain[-1].state.theta, atol=1e-12)
+    previous = [s["previous"] for s in careless[-1].state.clients.values()]
+    assert all(not torch.equal(previous[0], p) for p in previous[1:])
+
+
+def test_a_copied_federation_trains_the_same() -> None:
+    torch.manual_seed(0)
+    federation = Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=METHODS["fedadc"]())
+    copies = [copy.deepcopy(federation), pickle.loads(pickle.dumps(federation))]
+    expected = list(federation.rounds(3))[-1].state.theta
+    assert not torch.equal(expected, federation.start().theta)
+    for other in copies:
+        assert torch.equal(list(other.rounds(3))[-1].state.theta, expected)
+
+
+def test_an_objective_whose_vector_nobody_keeps_is_refused() -> None:
+    from fedadc.errors import FedadcError
+    from fedadc.objectives import CrossEntropy
+
+    class Wants(CrossEntropy):
+        downlink = ("teacher",)
+
+    with pytest.raises(FedadcError, match="needs the server's 'teacher'"):
+        Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=FedAvg(objective=Wants()))
 
 
 @pytest.mark.parametrize("method", METHODS)

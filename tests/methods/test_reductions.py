@@ -13,7 +13,7 @@ from conftest import small_federation
 from fedadc.data import from_clients
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork, Order, local_update
+from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.federation.rounds import Round
 from fedadc.federation.schedule import Cosine
 from fedadc.methods import FedADC, FedADCDouble, FedAvg, Method, SlowMo
@@ -120,8 +120,9 @@ def one_update(method: Method, m: torch.Tensor | None = None, client: int = 2) -
     federation = Federation(model=Logistic((5,), 4).double(), data=small_federation(), method=method, local=WORK)
     state = federation.start()
     m = torch.randn(state.theta.shape, dtype=torch.float64) if m is None else m
-    order = Order(1, client, 0.2, state.theta, {"m": m}, {})
-    return local_update(federation.workplace, order), m
+    place = federation.workplace
+    order = Order(client, int(place.steps(np.array([client]))[0]), None)
+    return local_update(place, Broadcast(1, 0.2, state.theta, {"m": m}), order), m
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -143,7 +144,9 @@ def test_every_client_embeds_exactly_beta_m_whatever_its_h(nesterov: bool, clien
     )
     start = federation.start().theta
     m = torch.randn(start.shape, dtype=torch.float64)
-    report = local_update(federation.workplace, Order(1, client, 0.2, start, {"m": m}, {}))
+    place = federation.workplace
+    order = Order(client, int(place.steps(np.array([client]))[0]), None)
+    report = local_update(place, Broadcast(1, 0.2, start, {"m": m}), order)
     assert_equal(report.upload["delta"].numpy(), (0.2 * 0.6 * m).numpy())
 
 
