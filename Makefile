@@ -26,8 +26,8 @@ test-data: $(READY)          # needs FEDADC_DATA with CIFAR-10, CIFAR-100
 	$(BIN)/python -m pytest -m realdata
 
 lint: $(READY)
-	$(BIN)/ruff check fedadc tests benchmarks
-	$(BIN)/ruff format --check fedadc tests benchmarks
+	$(BIN)/ruff check fedadc tests
+	$(BIN)/ruff format --check fedadc tests
 	$(BIN)/mypy
 
 wheel: $(READY)

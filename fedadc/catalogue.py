@@ -7,6 +7,8 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedadc.errors import unknown
+
 STARTER = """\
 # A run of FedADC. Train with: fedadc run THIS_FILE     Change a setting: fedadc run THIS_FILE local.lr=0.05
 seed: 0                      # everything random derives from it; data.seed and model.seed default to it
@@ -58,9 +60,20 @@ def entries(what: str) -> list[Entry]:
     tables: dict[str, dict[str, Any]] = {
         "methods": METHODS, "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES,
     }  # fmt: skip
+    if what not in tables:
+        raise unknown("table", what, [*tables, "datasets", "models"])
     rows = [_of_dataclass(name, cls) for name, cls in tables[what].items()]
     if what == "methods":
-        rows += [Entry(short, f"{name} with objective {objective}") for short, (name, objective) in PAIRS.items()]
+        for short, (name, objective) in PAIRS.items():
+            settings = _of_dataclass(name, METHODS[name]).settings
+            also = _of_dataclass(objective, OBJECTIVES[objective]).settings
+            rows.append(
+                Entry(
+                    short,
+                    f"{name} with objective {objective}",
+                    settings | {f"objective.{k}": v for k, v in also.items()},
+                )
+            )
     return rows
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -29,15 +29,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that stands in the way.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings to change.")]
-
-
-class Table(StrEnum):
-    methods = "methods"
-    objectives = "objectives"
-    datasets = "datasets"
-    models = "models"
-    partitions = "partitions"
-    schedules = "schedules"
 
 
 @app.callback(invoke_without_command=True)
@@ -67,8 +58,10 @@ def run(
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
     chosen = load_config(config, changes)
     out = out or Path("runs") / f"{config.stem}-seed{chosen.seed}"
-    with progress_of_run(chosen.rounds, config.stem) as watch:
-        result = run_config(chosen, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch)
+    with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
+        result = run_config(
+            chosen, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch, notes=notes
+        )
     run_summary(result)
 
 
@@ -79,7 +72,7 @@ def demo(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """FedAvg, SlowMo, FedADC and FedADC+ on digits in about a minute: a table and a plot."""
+    """FedAvg, SlowMo, FedADC and FedADC+ on digits within a minute: a table and a plot."""
     from fedadc.demo import METHODS, TARGET, TITLE, configs, run_demo
     from fedadc.record import read_run
     from fedadc.report import as_json, plot, summarise
@@ -101,7 +94,9 @@ def demo(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
-    target: Annotated[float | None, typer.Option(help="The accuracy whose first round is reported.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="The value whose first round is told (else 90 % of the best).")
+    ] = None,
     metric: Annotated[str, typer.Option(help="What is compared and plotted.")] = "test_accuracy",
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes (else no plot).")] = None,
     json: Json = False,
@@ -141,12 +136,15 @@ def evaluate(
 
 
 @app.command("list")
-def list_table(what: Annotated[Table, typer.Argument(help="Which table.")], json: Json = False) -> None:
+def list_table(
+    what: Annotated[str, typer.Argument(help="methods, objectives, datasets, models, partitions or schedules.")],
+    json: Json = False,
+) -> None:
     """Show what can be named in a config, with settings and defaults."""
     from fedadc.catalogue import entries
     from fedadc.terminal import catalogue_table
 
-    catalogue_table(what.value, entries(what.value), json)
+    catalogue_table(what, entries(what), json)
 
 
 @app.command()
@@ -203,14 +201,25 @@ def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2, an interruption exit code 130."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
-        app()
+        code = typer.main.get_command(app).main(prog_name="fedadc", standalone_mode=False)
+    except BrokenPipeError:  # `| head` has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except (FedadcError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except SystemExit as end:
-        if end.code == 130:  # typer's word for Ctrl-C
-            print("interrupted; what was finished is kept.", file=sys.stderr)
-        raise
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a usage error of typer's has it
+            raise
+        message = " ".join(error.format_message().split()).rstrip(".")
+        if message:  # without a command the help has been shown
+            print(f"error: {message}; see `fedadc --help`.", file=sys.stderr)
+        code = 2
+    if code == 130:
+        print("interrupted; what was finished is kept.", file=sys.stderr)
+    sys.exit(code or 0)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from fedadc.schema import Schema, Tables
 from fedadc.tree import override, read_yaml
 
 TABLES: Tables = {Method: METHODS, Objective: OBJECTIVES, Partition: PARTITIONS, Schedule: SCHEDULES}
+SHORT: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # names that are short for a pair
 Init = Literal["default", "kaiming"]
 
 
@@ -117,7 +118,7 @@ class Config:
 
     @property
     def schema(self) -> Schema:
-        return Schema(TABLES, self.folder)
+        return Schema(TABLES, self.folder, SHORT)
 
     def tree(self) -> dict[str, Any]:
         """Plain values that `load_config` turns into this config again."""
@@ -131,7 +132,7 @@ class Config:
         """A file that the config names: beside the config, else where the command runs."""
         try:
             path = Path(name).expanduser()
-            return path if path.is_absolute() or not (self.folder / path).exists() else self.folder / path
+            return path if path.exists() and not (self.folder / path).exists() else self.folder / path
         except (OSError, RuntimeError, ValueError) as error:  # too long, an unknown ~user, a NUL
             raise FedadcError(f"{name[:60]} is no usable path ({one_line(error)}).") from error
 
@@ -148,32 +149,31 @@ def load_config(
         tree, folder = read_yaml(Path(source)), folder or Path(source).resolve().parent
     for change in overrides:
         tree = override(tree, change)
-        if change.startswith("method"):
-            tree = _expand_pairs(tree, overriding=True)
+        pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS
+        if pair and _node(tree, "objective").get("name") == "cross_entropy":
+            del tree["objective"]  # the file's plain loss gives way to the pair's
     try:
-        config = Schema(TABLES, folder).build(Config, _expand_pairs(tree))
+        config = Schema(TABLES, folder, SHORT).build(Config, _expand_pairs(tree))
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
     return replace(config, folder=folder)
 
 
-def _expand_pairs(tree: Mapping[str, Any], overriding: bool = False) -> dict[str, Any]:
-    """`method: fedadc+` is short for a method and an objective. As an override it replaces an objective; in one file
-    with another objective it contradicts itself."""
-    tree = dict(tree)
-    method = tree.get("method")
-    short = method.get("name") if isinstance(method, Mapping) else method
+def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """`method: fedadc+` is short for a method and an objective."""
+    method, objective = _node(tree, "method"), _node(tree, "objective")
+    short = method.get("name")
     if not isinstance(short, str) or short not in PAIRS:
-        return tree
+        return dict(tree)
     name, wanted = PAIRS[short]
-    objective = tree.get("objective") or {}
-    objective = dict(objective) if isinstance(objective, Mapping) else {"name": objective}
-    if objective.get("name", wanted) != wanted:
-        require(
-            overriding,
-            f"method {short} is {name} with objective {wanted}; for {objective['name']!r} write method: {name}.",
-        )
-        objective = {}
-    tree["method"] = {**(method if isinstance(method, Mapping) else {}), "name": name}
-    tree["objective"] = {**objective, "name": wanted}
-    return tree
+    require(
+        objective.get("name", wanted) == wanted,
+        f"method {short} is {name} with objective {wanted}; for {objective.get('name')!r} write method: {name}.",
+    )
+    return {**tree, "method": {**method, "name": name}, "objective": {**objective, "name": wanted}}
+
+
+def _node(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A node that may be written as a bare name."""
+    node = tree.get(key)
+    return dict(node) if isinstance(node, Mapping) else {} if node is None else {"name": node}

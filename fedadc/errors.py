@@ -19,7 +19,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names) or 'none'}."
+    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}." if names else "there are none."
     return FedadcError(f"{kind} {str(name)!r} is unknown; {hint}")
 
 

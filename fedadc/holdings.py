@@ -10,9 +10,9 @@ import numpy as np
 
 from fedadc.config import Config
 from fedadc.data.dataset import Array
-from fedadc.data.partition import deal
-from fedadc.errors import FedadcError
+from fedadc.data.partition import Natural, deal
 from fedadc.plan import load_data
+from fedadc.report import save_png
 
 DRAWN_CLIENTS = 200
 
@@ -22,6 +22,7 @@ class Holdings:
     name: str
     rule: str
     classes: tuple[str, ...]
+    clients: tuple[str, ...]  # names where the data has them, else numbers
     counts: Array  # [clients, classes]
     parts: dict[str, int]  # samples per split
     notes: tuple[str, ...]
@@ -44,6 +45,7 @@ class Holdings:
             "partition": self.rule,
             "samples": self.parts,
             "classes": list(self.classes),
+            "clients": list(self.clients),
             "counts": self.counts.tolist(),
             "notes": list(self.notes),
         }
@@ -62,9 +64,10 @@ def holdings(config: Config, data_dir: str | Path | None = None) -> Holdings:
     tree = config.tree()["data"]["partition"]
     rule = " ".join([tree["name"], *(f"{k}={v}" for k, v in tree.items() if k != "name")])
     parts = {name: len(samples) for name, samples in data.splits().items()}
-    return Holdings(
-        data.name, rule, data.classes, clients.class_counts(data.train.y, len(data.classes)), parts, data.notes
-    )
+    named = isinstance(config.data.partition, Natural) and data.owners is not None
+    names = tuple(map(str, np.unique(np.asarray(data.owners)) if named else range(len(clients))))
+    counts = clients.class_counts(data.train.y, len(data.classes))
+    return Holdings(data.name, rule, data.classes, names, counts, parts, data.notes)
 
 
 def plot_holdings(found: Holdings, path: Path) -> None:
@@ -82,16 +85,12 @@ def plot_holdings(found: Holdings, path: Path) -> None:
     axes.scatter(column, row, s=60 * counts[column, row] / max(1, counts.max()), color="#2563eb", alpha=0.8, lw=0)
     axes.set_xlim(-1, len(shown))
     axes.set_ylim(len(found.classes) - 0.5, -0.5)
-    ticks = np.unique(np.linspace(0, len(shown) - 1, min(11, len(shown))).astype(int))
-    axes.set_xticks(ticks, [str(shown[t]) for t in ticks])
+    ticks = np.arange(0, len(shown), max(1, round(len(shown) / 10)))
+    axes.set_xticks(ticks, [found.clients[shown[t]] for t in ticks])
     few = len(found.classes) <= 30
     axes.set_yticks(range(len(found.classes)) if few else [], found.classes if few else [])
     axes.set_xlabel("client" if len(shown) == len(found.counts) else f"client ({len(shown)} of {len(found.counts):,})")
     axes.set_ylabel("class")
-    axes.set_title(f"{found.name}, {found.rule}", loc="left", fontsize=10)
+    axes.set_title(f"{found.name}, {found.rule}; area: samples (largest {counts.max():,})", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
-    except (OSError, ValueError) as error:
-        raise FedadcError(f"the plot cannot be written to {path} ({error}).") from error
+    save_png(figure, path)

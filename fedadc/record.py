@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,9 @@ def record_of(result: Round) -> dict[str, Any]:
 class RunDirectory:
     """Writes a run as it goes. Created only when everything that can be checked has been."""
 
-    def __init__(self, path: Path, config: Config, device: str, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: Config, device: str, overwrite: bool = False, notes: Sequence[str] = ()
+    ) -> None:
         check_free(path, overwrite)
         self.path = path
         with self._writing():
@@ -54,7 +56,7 @@ class RunDirectory:
                 (path / name).unlink(missing_ok=True)
                 (path / f"{name}.part").unlink(missing_ok=True)
             write_text(path / CONFIG, config.yaml())
-            facts = {**environment(device), "config_folder": str(config.folder)}
+            facts = {**environment(device), "config_folder": str(config.folder), "data_notes": list(notes)}
             write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
             self._metrics = (path / METRICS).open("w", encoding="utf-8")
 
@@ -141,15 +143,15 @@ class RecordedRun:
     tree: dict[str, Any]  # its config, as plain values
     records: list[dict[str, Any]]
 
-    def config(self) -> Config:
-        """The config as it was when the run started, with the files it named looked up where they were."""
+    def config(self, without: Sequence[str] = ()) -> Config:
+        """The config of the run (some keys left at their defaults), with its files looked up where they were."""
         folder = self.path
         try:
             facts = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
             folder = Path(facts["config_folder"])
         except (OSError, ValueError, KeyError, TypeError):
             pass  # a run that was moved without its environment: look beside it
-        return load_config(self.tree, folder=folder)
+        return load_config({k: v for k, v in self.tree.items() if k not in without}, folder=folder)
 
 
 def read_run(path: Path) -> RecordedRun:

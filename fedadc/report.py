@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedadc.errors import FedadcError, require
+from fedadc.errors import FedadcError, one_line, require
 from fedadc.methods import PAIRS
 from fedadc.record import RecordedRun
 
@@ -42,6 +42,9 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
     require(bool(runs), "there is no run to compare.")
     groups, better = group(runs), max if higher_is_better(metric) else min
     finals = {label: [_final(r, metric) for r in members] for label, members in groups.items()}
+    require(
+        target is None or not is_share(metric) or 0 < target <= 1, f"--target is a share such as 0.9, not {target}."
+    )
     if target is None:
         best = better(statistics.mean(f) for f in finals.values())
         target = math.floor(90 * best) / 100 if higher_is_better(metric) else math.ceil(110 * best) / 100
@@ -81,8 +84,15 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
             f"{r.path} and {groups.get(label, [r])[0].path} are both labelled {label!r} but differ in "
             f"{', '.join(different[:3])}.",
         )
+        twin = next((o for o in groups.get(label, []) if _seeds(o.tree) == _seeds(r.tree)), None)
+        require(twin is None, f"{r.path} and {twin.path if twin else ''} are the same run: same settings, same seed.")
         groups.setdefault(label, []).append(r)
     return groups
+
+
+def _seeds(tree: dict[str, Any]) -> list[Any]:
+    flat = _flatten(tree)
+    return [flat.get(key) for key in sorted(SEEDS)]
 
 
 def _text(tree: dict[tuple[str, ...], Any], key: tuple[str, ...]) -> str:
@@ -100,7 +110,7 @@ def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ..
             continue
         node = (key[0], "name")  # settings of another method are no difference to tell
         peers = [t for t in others if node not in NAMES or t.get(node) == tree.get(node)]
-        if any(_text(t, key) != _text(tree, key) for t in peers):
+        if tree[key] is not None and any(_text(t, key) != _text(tree, key) for t in peers):
             told.append(f"{key[-2] if key[-1] == 'name' else key[-1]}={tree[key]}")
     return " ".join([pairs.get((method, objective), plain), *told])
 
@@ -201,8 +211,13 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     axes.legend(frameon=False, loc="lower right" if percent else "upper right")
     if title:
         axes.set_title(title, loc="left", fontsize=11)
+    save_png(figure, path)
+
+
+def save_png(figure: Any, path: Path) -> None:
+    require(path.suffix.lower() in ("", ".png"), f"--plot: {path.name} should end in .png; plots are PNG pictures.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except (OSError, ValueError) as error:
-        raise FedadcError(f"the plot cannot be written to {path} ({error}).") from error
+        raise FedadcError(f"the plot cannot be written to {path} ({one_line(error)}).") from error

@@ -38,20 +38,26 @@ class RunResult:
 
 def run(
     source: Config | Mapping[str, Any] | str | Path,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
     data_dir: str | Path | None = None,
     device: str = "cpu",
     watch: Watcher | None = None,
+    notes: Callable[[str], None] = log.info,
 ) -> RunResult:
-    """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory."""
-    config = load_config(source, overrides)
+    """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory.
+
+    `watch` is called with the record of every round, `notes` with what the loader of the data did that one should know.
+    """
+    config = load_config(source, [overrides] if isinstance(overrides, str) else overrides)
     if out is not None:
         check_free(Path(out), overwrite)
     device = resolve_device(device)
     plan = prepare(config, data_dir, device)
+    for note in plan.federation.data.notes:
+        notes(note)
     return execute(plan, None if out is None else Path(out), overwrite, device, watch)
 
 
@@ -60,7 +66,7 @@ def execute(
 ) -> RunResult:
     """Train a plan."""
     config, federation = plan.config, plan.federation
-    directory = RunDirectory(out, config, device, overwrite) if out is not None else None
+    directory = RunDirectory(out, config, device, overwrite, federation.data.notes) if out is not None else None
     state, history = federation.start(), []
     log.info(
         "training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients)

@@ -18,7 +18,7 @@ def evaluate_run(
     path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None, device: str
 ) -> dict[str, Metrics]:
     """Metrics of the final model per split, or on `other`."""
-    config = read_run(path).config()
+    config = read_run(path).config(without=("method", "objective"))  # a user's own may be gone; a model needs neither
     require((path / MODEL).is_file(), f"{path} has no {MODEL}: the run has not finished.")
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
     model = replace(config.model, weights=str((path / MODEL).resolve()))

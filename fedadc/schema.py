@@ -15,7 +15,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,9 +34,12 @@ class Schema:
 
     tables: Tables
     folder: Path
+    also: Mapping[type, Sequence[str]] = dataclasses.field(default_factory=dict)  # names worth suggesting
 
     def build(self, cls: type[T], tree: Any, where: str = "") -> T:
         """A dataclass from a mapping of its fields. A field with metadata `rest` takes the keys that no other has."""
+        if isinstance(tree, str) and "name" in {f.name for f in dataclasses.fields(cls)}:  # type: ignore[arg-type]
+            tree = {"name": tree}
         require(isinstance(tree, Mapping), f"{where or 'the config'} must be a mapping of keys, not {_show(tree)}.")
         hints = hints_of(cls)
         fields = {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("config", True)}  # type: ignore[arg-type]
@@ -74,7 +77,7 @@ class Schema:
         if name in table:
             return table[name]
         if ":" not in name:
-            raise unknown(f"{where}.name", name, table)
+            raise unknown(f"{where}.name", name, [*table, *(self.also.get(base, ()) if base else ())])
         found = load_object(name, self.folder, where)
         if base is not None:
             require(

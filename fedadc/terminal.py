@@ -28,8 +28,15 @@ from fedadc.holdings import Holdings
 from fedadc.report import Summary, table_rows
 from fedadc.runner import RunResult
 
-out = Console()
-err = Console(stderr=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read along has left; training goes on."""
+        self.quiet = True
+
+
+out = _Console()
+err = _Console(stderr=True)
 SHADES = " ░▒▓█"
 SHOWN_CLIENTS = 40
 
@@ -85,9 +92,10 @@ def _bar(total: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
 
 
 @contextmanager
-def progress_of_run(rounds: int, name: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+def progress_of_run(rounds: int, name: str) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
+    """A watcher of rounds, and a place for notes on the data."""
     with _bar(rounds) as advance:
-        yield lambda record: advance(name, record)
+        yield (lambda record: advance(name, record)), (lambda note: err.print(Text(f"note: {note}"), soft_wrap=True))
 
 
 @contextmanager
@@ -141,6 +149,8 @@ def run_summary(result: RunResult) -> None:
     last = result.history[-1]
     known = [f"{k.replace('_', ' ')} {v:.4f}" for k, v in last.items() if isinstance(v, float) and "_" in k]
     say(f"round {last['round']}: {', '.join(known)}")
+    if last["round"] < result.config.rounds:
+        say(f"stopped early: accuracy {result.config.stop.accuracy} is reached")
     say(f"run:   {result.out}")
 
 
@@ -179,12 +189,14 @@ def holdings_picture(found: Holdings, as_json: bool) -> None:
         print(json.dumps(found.as_dict()))
         return
     say(found.describe())
-    width = min(len(found.classes), max(10, out.width - 24))
-    say(f"{'client':>8} {'samples':>8} " + "".join(c[:1] for c in found.classes[:width]))
-    for client in found.sample(SHOWN_CLIENTS):
+    width = min(len(found.classes), max(10, out.width - 30))
+    if any(len(c) > 1 for c in found.classes):
+        say("classes: " + ", ".join(f"{i} {c}" for i, c in enumerate(found.classes[:width])))
+    say(f"{'client':>14} {'samples':>8} " + "".join(str(i % 10) for i in range(width)))
+    for client in range(min(SHOWN_CLIENTS, len(found.counts))):
         counts = found.counts[client]
         row = "".join(SHADES[min(4, int(-(-4 * c // max(1, counts.max()))))] for c in counts[:width])
-        say(f"{client:>8} {int(counts.sum()):>8} {row}")
+        say(f"{found.clients[client][:14]:>14} {int(counts.sum()):>8} {row}")
     hidden = [f"{len(found.counts) - SHOWN_CLIENTS} more clients"] if len(found.counts) > SHOWN_CLIENTS else []
     hidden += [f"{len(found.classes) - width} more classes"] if len(found.classes) > width else []
     if hidden:

@@ -497,3 +497,42 @@ def test_the_demo_shows_what_the_paper_claims(tmp_path: Path) -> None:
     rounds = {r["label"]: r["rounds_to_target"] or 61 for r in rows}
     assert accuracy["FedAvg"] > 0.8 and min(a for n, a in accuracy.items() if n != "FedAvg") > accuracy["FedAvg"]
     assert rounds["FedADC Nesterov"] < rounds["SlowMo"] < rounds["FedAvg"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (("list", "method"), "did you mean 'methods'?"),
+        (("run",), "Missing argument 'config'"),
+        (("run", "small.yaml", "--seed", "abc"), "--seed"),
+        (("frob",), "No such command 'frob'"),
+        (("run", "small.yaml", "--sed", "1"), "--seed"),
+    ],
+)
+def test_usage_errors_are_one_sentence_too(call: Any, words: tuple[str, ...], fragment: str) -> None:
+    refused(call(*words), fragment)
+
+
+def test_a_reader_who_leaves_does_not_end_training(tmp_path: Path) -> None:
+    """`fedadc run ... 2>&1 | head -1`: the pipe closes after one line, the run goes on to its end."""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    command = f"{sys.executable} -m fedadc.cli run small.yaml rounds=30 --out a 2>&1 | head -1"
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "a/model.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len((tmp_path / "a/metrics.jsonl").read_text().splitlines()) == 30
+    assert (tmp_path / "a/model.safetensors").exists()
+
+
+def test_what_a_loader_did_is_said_and_recorded(call: Any, tmp_path: Path) -> None:
+    rows = "\n".join(f"{i},{'ab'[i % 2]},{i % 3}" for i in range(60))
+    (tmp_path / "t.csv").write_text(f"age,kind,label\n{rows}\n")
+    (tmp_path / "t.yaml").write_text(
+        "rounds: 1\ndata: {name: csv, path: t.csv, label: label, clients: 4}\nmodel: logistic\nlocal: {lr: 0.001}\n"
+    )
+    answer = call("run", "t.yaml", "--out", "a")
+    fine(answer)
+    assert "kind: text, 2 categories" in answer.err and "age reaches beyond" in answer.err
+    notes = json.loads((tmp_path / "a/environment.json").read_text())["data_notes"]
+    assert any("age: number, 0 to 59, not scaled" in note for note in notes)

@@ -266,7 +266,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("method.nesterov", 1, "method.nesterov"),
     ("method.beta", [0.9], "method.beta"),
     ("local", [1], "local must be a mapping"),
-    ("data", "digits", "data must be a mapping"),
+    ("data", "digits", "data.clients is missing"),
     ("cohort", 10, "cohort must be a mapping"),
     ("method", ["fedavg"], "method must be a name"),
     ("method", {"beta": 0.9}, "method must be a name"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fedadc.config import load_config
+from fedadc.config import CohortConfig, Config, DataConfig, ModelConfig, StopConfig, load_config
+from fedadc.data import DATASETS
+from fedadc.evaluate import Evaluation
+from fedadc.federation.local import LocalWork
 from fedadc.plan import prepare
 
 ROOT = Path(__file__).parent.parent
@@ -40,3 +45,16 @@ def test_make_targets_named_in_the_readme_exist() -> None:
     for page in ("README.md", "CONTRIBUTING.md"):
         for target in re.findall(r"make ([\w-]+)", (ROOT / page).read_text(encoding="utf-8")):
             assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_every_key_of_a_config_is_explained() -> None:
+    text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
+    nodes = {"": Config, "data.": DataConfig, "model.": ModelConfig, "local.": LocalWork, "cohort.": CohortConfig,
+             "evaluate.": Evaluation, "stop.": StopConfig}  # fmt: skip
+    branches = {node.rstrip(".") for node in nodes} | {"folder", "options"}
+    for node, cls in nodes.items():
+        for field in dataclasses.fields(cls):
+            assert field.name in branches or f"`{node}{field.name}`" in text, f"{node}{field.name}"
+    for loader in DATASETS.values():
+        for name in inspect.signature(loader).parameters.keys() - {"data_dir", "path", "test"}:
+            assert f"`data.{name}`" in text, name

@@ -256,3 +256,14 @@ def test_what_is_not_a_run_is_said(write: Write, name: str, content: bytes | Non
 def test_a_missing_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(FedadcError, match="there is no run directory"):
         read_run(tmp_path / "missing")
+
+
+def test_the_same_run_twice_is_refused(write: Write) -> None:
+    run = write([0.5, 0.6])
+    with pytest.raises(FedadcError, match="same settings, same seed"):
+        summarise([run, run])
+
+
+def test_a_target_in_per_cent_is_refused(write: Write) -> None:
+    with pytest.raises(FedadcError, match="a share such as"):
+        summarise([write([0.5])], target=90)

@@ -123,8 +123,12 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
     made = [folder for folder in (target, target.parent) if not folder.exists()]
     try:
         target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedadcError(f"cannot write to {target} ({error.strerror or error}).") from error
+    try:
         if source.archive:
             file, md5 = source.archive
+            _take_unpacked(origin, source, target)
             if not all(_is_good(target / name, sum_) for name, sum_ in source.files.items()):
                 with tempfile.TemporaryDirectory(dir=target) as room:
                     archive = _fetch(_address(origin or source.address, file), Path(room) / file, md5, progress)
@@ -144,6 +148,15 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only where nothing came
     return target
+
+
+def _take_unpacked(origin: str | None, source: Source, target: Path) -> None:
+    """`--from` a folder that holds the files already unpacked."""
+    for folder in (Path(origin).expanduser(), Path(origin).expanduser() / source.folder) if origin else ():
+        if folder.is_dir() and all((folder / file).is_file() for file in source.files):
+            for file, md5 in source.files.items():
+                _fetch((folder / file).resolve().as_uri(), target / file, md5, None)
+            return
 
 
 def _address(origin: str, file: str) -> str:

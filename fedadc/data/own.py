@@ -127,6 +127,7 @@ def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pai
 def read_more(path: Path, like: Dataset) -> Samples:
     """Samples from an .npz or a folder of images, with the classes and the shape of a data set."""
     if path.is_dir():
+        path = path / "test" if (path / "test").is_dir() else path
         require(
             len(like.input_shape) == 3, f"{path} holds images, but the model was trained on {list(like.input_shape)}."
         )
@@ -162,6 +163,11 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
         raise FedadcError(f"data {name}: {which} inputs are not numbers of one shape ({error}).") from error
     require(tensor.ndim >= 2, f"data {name}: {which} inputs need a sample dimension and at least one more.")
     require(not tensor.is_complex(), f"data {name}: {which} inputs are complex numbers.")
+    require(
+        tensor.ndim != 4 or tensor.shape[3] not in (1, 3) or tensor.shape[1] <= 4,
+        f"data {name}: {which} images look like [height, width, channels] ({list(tensor.shape[1:])}); give them as "
+        "[channels, height, width].",
+    )
     if tensor.dtype != torch.uint8 and tensor.dtype != torch.float64:
         tensor = tensor.to(torch.float32)
     if tensor.is_floating_point() and tensor.numel():
@@ -220,6 +226,10 @@ def _read_images(path: Path, pixels: tuple[int, int] | None) -> Pair:
         if file.suffix.lower() in IMAGE_FILES
     ]
     require(bool(found), f"{path} holds no images; it needs one folder per class with image files in it.")
+    empty = {p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")} - {
+        label for _, label in found
+    }
+    require(not empty, f"{path / min(empty, default='')} holds no images; fill it or take it away.")
     images = []
     for file, _ in found:
         try:

@@ -44,6 +44,12 @@ class Federation:
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
+        for value, kind, name in (
+            (model, nn.Module, "model"),
+            (data, Dataset, "data"),
+            (method or FedAvg(), Method, "method"),
+        ):
+            require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
         self.method = method or FedAvg()
         self.data, self.seed, self.weighting = data, seed, weighting
         work, augment = local or LocalWork(), augment or Augment()

@@ -242,6 +242,19 @@ def test_origin_may_be_a_folder_or_an_archive(
     assert everything(place) == before  # the user's own copy stays
 
 
+@pytest.mark.parametrize("inner", ["", "small"])
+def test_origin_may_be_a_folder_with_the_archive_unpacked(
+    root: Path, tmp_path: Path, register: Register, web: Web, inner: str
+) -> None:
+    register(ARCHIVE)
+    place = tmp_path / "unpacked" / inner
+    place.mkdir(parents=True)
+    for name, content in CONTENT.items():
+        (place / name).write_bytes(content)
+    get("small", root, origin=str(tmp_path / "unpacked"))
+    assert web.asked == [] and (root / "small" / "b.bin").read_bytes() == CONTENT["b.bin"]
+
+
 def test_an_archive_that_lies_in_the_target_folder_is_not_deleted(root: Path, register: Register) -> None:
     register(ARCHIVE)
     own = root / "small" / "small.tar.gz"

@@ -418,3 +418,17 @@ def test_read_more_has_the_shape_of_the_data_set(tmp_path: Path, shape: tuple[in
     """Grey files do for a model trained on colours (as in `folder`), and images need not be square."""
     image(tmp_path / "cat" / "1.png", colour, size=(shape[2], shape[1]))
     assert tuple(read_more(tmp_path, shaped(*shape)).x.shape[1:]) == shape
+
+
+def test_images_with_the_channels_last_are_refused() -> None:
+    with pytest.raises(FedadcError, match=r"give them as \[channels, height, width\]"):
+        from_arrays(np.zeros((6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 2)
+
+
+def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
+    for name in ("cat", "dog", "owl"):
+        (tmp_path / name).mkdir()
+    for name in ("cat", "dog"):
+        Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / name / "1.png")
+    with pytest.raises(FedadcError, match="owl holds no images"):
+        folder(tmp_path)
