@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,7 +47,7 @@ def measure(
             cut = np.arange(start, min(start + evaluation.batch_size, len(samples)))
             x, y = inputs.gather(samples, cut)
             logits = model.predict(theta, x)
-            loss += float(F.cross_entropy(logits, y, reduction="none").to("cpu", torch.float64).sum())
+            loss += float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
             predicted = logits.argmax(dim=1).cpu().numpy()
             confusion += np.bincount(y.cpu().numpy() * classes + predicted, minlength=classes**2).reshape(
                 confusion.shape

@@ -27,16 +27,22 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.r
 @contextmanager
 def torch_seeded(seed: int, purpose: str, round: int = 0, client: int = -1) -> Iterator[None]:
     """Seed torch's global generators (dropout and module constructors know no other); restore them after."""
+    key = _key(seed, purpose, round, client, 8) % 2**63
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    mps = torch.backends.mps.is_available()
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state_all() if cuda else []
-    key = _key(seed, purpose, round, client, 8) % 2**63
+    before_mps = torch.mps.get_rng_state() if mps else None
     torch.default_generator.manual_seed(key)
     if cuda:
         torch.cuda.manual_seed_all(key)
+    if mps:
+        torch.mps.manual_seed(key)
     try:
         yield
     finally:
         torch.set_rng_state(before)
         if cuda:
             torch.cuda.set_rng_state_all(before_cuda)
+        if before_mps is not None:
+            torch.mps.set_rng_state(before_mps)
