@@ -14,7 +14,7 @@ from fedadc.errors import FedadcError, one_line, require
 from fedadc.methods import PAIRS
 from fedadc.record import RecordedRun
 
-LAST = 10  # rounds whose mean is a run's final accuracy
+LAST = 10  # rounds; the mean over those of them that were evaluated is a run's final value
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
 NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
@@ -27,7 +27,7 @@ class Summary:
     label: str
     seeds: int
     metric: str
-    value: float  # mean over seeds of the mean of the last evaluated rounds
+    value: float  # mean over seeds of the mean of the last 10 rounds
     std: float | None  # over seeds (n - 1); None for one seed
     best: float  # mean over seeds of the best round
     target: float
@@ -131,7 +131,8 @@ def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
 
 
 def _final(run: RecordedRun, metric: str) -> float:
-    return statistics.mean(v for _, v in curve(run, metric)[-LAST:])
+    points = curve(run, metric)
+    return statistics.mean(v for t, v in points if t > points[-1][0] - LAST)
 
 
 def _first(run: RecordedRun, metric: str, target: float) -> int | None:

@@ -136,7 +136,7 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
 
 def comparison(rows: Sequence[Summary], title: str) -> None:
     headings, cells = table_rows(rows)
-    note = "mean ± std over seeds of a run's last 10 evaluated rounds; bytes per client and round"
+    note = "mean ± std over seeds of the last 10 rounds' mean; bytes per client and round"
     table = Table(title=title, title_justify="left", caption=note, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
