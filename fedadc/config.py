@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,7 +147,7 @@ def load_config(
     elif isinstance(source, Mapping):
         tree, folder = dict(source), folder or Path.cwd()
     else:
-        tree, folder = read_yaml(Path(source)), folder or Path(source).resolve().parent
+        tree, folder = read_yaml(Path(source)), folder or home_of(Path(source).resolve().parent)
     for change in overrides:
         tree = override(tree, change)
         pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS
@@ -157,6 +158,15 @@ def load_config(
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
     return replace(config, folder=folder)
+
+
+def home_of(folder: Path) -> Path:
+    """Where a config's files are looked up: its folder, or for a run's copy the folder of the original."""
+    try:
+        facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        return Path(facts["config_folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder
 
 
 def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:

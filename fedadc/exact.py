@@ -1,4 +1,4 @@
-"""The settings of torch under which the same config gives the same bits. The reasons are in docs/architecture.md."""
+"""Where torch computes, and the settings under which the same config gives the same bits (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from fedadc.errors import require
 
 
 @contextmanager
@@ -34,3 +36,17 @@ def exact() -> Iterator[None]:
         memory.fill_uninitialized_memory = filled
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32[0], tf32[1]
         torch.backends.cudnn.benchmark = tf32[2]
+
+
+def resolve_device(name: str) -> str:
+    """`auto` is the first GPU there is, else the CPU."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    require(kind in ("cpu", "cuda", "mps"), f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
+    require(kind != "cuda" or torch.cuda.is_available(), f"--device {name}: this machine has no CUDA device.")
+    require(kind != "mps" or torch.backends.mps.is_available(), "--device mps: this machine has no MPS device.")
+    return name

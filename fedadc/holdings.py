@@ -77,7 +77,7 @@ def plot_holdings(found: Holdings, path: Path) -> None:
 
     shown = found.sample(DRAWN_CLIENTS)
     counts = found.counts[shown]
-    figure = Figure(figsize=(min(14, 3 + 0.09 * len(shown)), min(12, 2 + 0.22 * len(found.classes))), dpi=150,
+    figure = Figure(figsize=(min(14, 5 + 0.06 * len(shown)), min(12, 2 + 0.22 * len(found.classes))), dpi=150,
                     layout="constrained")  # fmt: skip
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -86,7 +86,8 @@ def plot_holdings(found: Holdings, path: Path) -> None:
     axes.set_xlim(-1, len(shown))
     axes.set_ylim(len(found.classes) - 0.5, -0.5)
     ticks = np.arange(0, len(shown), max(1, round(len(shown) / 10)))
-    axes.set_xticks(ticks, [found.clients[shown[t]] for t in ticks])
+    names = [found.clients[shown[t]] for t in ticks]
+    axes.set_xticks(ticks, names, rotation=30 if max(map(len, names)) > 4 else 0)
     few = len(found.classes) <= 30
     axes.set_yticks(range(len(found.classes)) if few else [], found.classes if few else [])
     axes.set_xlabel("client" if len(shown) == len(found.counts) else f"client ({len(shown)} of {len(found.counts):,})")

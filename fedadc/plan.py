@@ -75,7 +75,7 @@ def _complete(config: Config) -> Config:
     local = config.local
     if local.schedule.horizon is None and not isinstance(local.schedule, Constant):
         local = replace(local, schedule=replace(local.schedule, horizon=config.rounds))
-    return replace(config, data=data, model=model, local=local)
+    return replace(config, data=data, model=model, local=local, method=config.method.complete())
 
 
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import fedadc
-from fedadc.config import Config, load_config
+from fedadc.config import Config, home_of, load_config
 from fedadc.errors import FedadcError, require
 from fedadc.federation.rounds import Round
 from fedadc.tree import parse_yaml
@@ -75,6 +75,14 @@ class RunDirectory:
             self._metrics.close()
             partial.write_bytes(save(state_dict))
             partial.replace(self.path / MODEL)
+
+    def discard(self) -> None:
+        """Take back a run that never finished a round."""
+        self._metrics.close()
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -145,13 +153,7 @@ class RecordedRun:
 
     def config(self, without: Sequence[str] = ()) -> Config:
         """The config of the run (some keys left at their defaults), with its files looked up where they were."""
-        folder = self.path
-        try:
-            facts = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
-            folder = Path(facts["config_folder"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # a run that was moved without its environment: look beside it
-        return load_config({k: v for k, v in self.tree.items() if k not in without}, folder=folder)
+        return load_config({k: v for k, v in self.tree.items() if k not in without}, folder=home_of(self.path))
 
 
 def read_run(path: Path) -> RecordedRun:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedadc.errors import FedadcError, one_line, require
@@ -110,9 +111,17 @@ def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ..
             continue
         node = (key[0], "name")  # settings of another method are no difference to tell
         peers = [t for t in others if node not in NAMES or t.get(node) == tree.get(node)]
-        if tree[key] is not None and any(_text(t, key) != _text(tree, key) for t in peers):
-            told.append(f"{key[-2] if key[-1] == 'name' else key[-1]}={tree[key]}")
+        values = [_text(t, key) for t in peers]
+        most = max(map(values.count, values))  # the value of most runs goes without saying
+        unusual = values.count(_text(tree, key)) < most or 2 * most <= len(values)
+        if tree[key] is not None and len(set(values)) > 1 and unusual:
+            told.append(f"{_short(key)}={tree[key]}")
     return " ".join([pairs.get((method, objective), plain), *told])
+
+
+def _short(key: tuple[str, ...]) -> str:
+    parts = key[:-1] if key[-1] == "name" else key
+    return ".".join(parts[1:] if parts[0] in ("method", "objective", "model", "local") else parts)
 
 
 def _flatten(tree: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -202,14 +211,20 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
         rounds = sorted(t for t, values in points.items() if len(values) == len(members))
         colour = COLOURS[index % len(COLOURS)]
         style = "-" if index < len(COLOURS) else "--"
-        axes.plot(rounds, [statistics.mean(points[t]) for t in rounds], style, color=colour, lw=1.8, label=label)
+        axes.plot(
+            rounds, [statistics.mean(points[t]) for t in rounds], style, color=colour, lw=1.8, label=shorten(label, 110)
+        )
         low, high = ([f(points[t]) for t in rounds] for f in (min, max))
         axes.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
     axes.set_xlabel("round")
     axes.set_ylabel(metric.replace("_", " ") + (" (%)" if percent else ""))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right" if percent else "upper right")
+    labels = axes.get_legend_handles_labels()[1]
+    if max(map(len, labels)) <= 24 and len(labels) <= 6:
+        axes.legend(frameon=False, loc="lower right" if percent else "upper right")
+    else:
+        figure.legend(frameon=False, loc="outside lower left", fontsize=8)
     if title:
         axes.set_title(title, loc="left", fontsize=11)
     save_png(figure, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 
 from fedadc.config import Config, load_config
-from fedadc.errors import require
+from fedadc.errors import FedadcError
+from fedadc.exact import resolve_device
 from fedadc.federation.rounds import RunState
 from fedadc.plan import Plan, prepare
 from fedadc.record import RunDirectory, check_free, record_of
@@ -78,23 +80,12 @@ def execute(
             if watch:
                 watch(history[-1])
     except BaseException:  # interrupted, diverged, a bug in a user's method: what was trained so far is kept
-        if directory:
-            directory.finish(federation.state_dict(state))
+        if directory and history:
+            with contextlib.suppress(FedadcError):
+                directory.finish(federation.state_dict(state))
+        elif directory:
+            directory.discard()
         raise
     if directory:
         directory.finish(federation.state_dict(state))
     return RunResult(config, history, state, plan, out)
-
-
-def resolve_device(name: str) -> str:
-    """`auto` is the first GPU there is, else the CPU."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        kind = ""
-    require(kind in ("cpu", "cuda", "mps"), f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
-    require(kind != "cuda" or torch.cuda.is_available(), f"--device {name}: this machine has no CUDA device.")
-    require(kind != "mps" or torch.backends.mps.is_available(), "--device mps: this machine has no MPS device.")
-    return name

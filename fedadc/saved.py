@@ -9,9 +9,9 @@ from pathlib import Path
 from fedadc.data.own import read_more
 from fedadc.errors import require
 from fedadc.evaluate import Metrics, measure
+from fedadc.exact import resolve_device
 from fedadc.plan import prepare
 from fedadc.record import MODEL, read_run
-from fedadc.runner import resolve_device
 
 
 def evaluate_run(

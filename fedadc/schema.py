@@ -59,15 +59,23 @@ class Schema:
             require(not _is_required(f) or name in values, f"{f'{where}.{name}' if where else name} is missing.")
         try:
             return cls(**values)
-        except (TypeError, ValueError, ArithmeticError, LookupError) as error:  # a check of a user's own class
+        except FedadcError:
+            raise
+        except Exception as error:  # a check of a user's own class
             raise FedadcError(f"{where}: {cls.__name__} refuses its settings: {one_line(error)}.") from error
 
     def choose(self, base: type[T], tree: Any, where: str) -> T:
         """An entry of a table, or a user's own class, from its name or from {name: ..., settings}."""
         if isinstance(tree, str):
             tree = {"name": tree}
-        require(isinstance(tree, Mapping) and "name" in tree, f"{where} must be a name or {{name: ..., settings}}.")
+        require(isinstance(tree, Mapping), f"{where} must be a name or {{name: ..., settings}}, not {_show(tree)}.")
+        require("name" in tree, f"{where}.name is missing: one of {', '.join(self.tables[base])}, or module:Class.")
         cls = self.lookup(where, tree["name"], self.tables[base], base)
+        declared = {n for n, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)}
+        require(
+            not declared or "__dataclass_fields__" in cls.__dict__,
+            f"{where}: {cls.__name__} is not a dataclass; put @dataclass(frozen=True, kw_only=True) above it.",
+        )
         chosen: T = self.build(cls, {k: v for k, v in tree.items() if k != "name"}, where)
         return chosen
 
@@ -97,10 +105,6 @@ class Schema:
         return leaf(hint, value, where)
 
     def _refuse(self, cls: type, key: Any, known: Mapping[str, Any], where: str) -> None:
-        require(
-            key not in inspect.get_annotations(cls),
-            f"{where}.{key}: {cls.__name__} is not a dataclass; put @dataclass(frozen=True, kw_only=True) above it.",
-        )
         reason = getattr(cls, "refused", {}).get(key)
         require(reason is None, f"{where}.{key} does not exist here: {reason}.")
         raise unknown(f"{where}: key" if where else "key", key, known)

@@ -269,7 +269,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("data", "digits", "data.clients is missing"),
     ("cohort", 10, "cohort must be a mapping"),
     ("method", ["fedavg"], "method must be a name"),
-    ("method", {"beta": 0.9}, "method must be a name"),
+    ("method", {"beta": 0.9}, "method.name is missing"),
     ("method.name", 3, "method.name must be a text"),
     ("model.hidden", 64, "model.hidden"),
     ("model.hidden", [64, "a"], "model.hidden[1]"),

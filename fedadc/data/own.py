@@ -196,6 +196,7 @@ def _labels(y: Any, name: str) -> Array:
 
 def _read_npz(path: Path) -> dict[str, Array]:
     require(path.is_file(), f"data: there is no file {path}.")
+    require(zipfile.is_zipfile(path) or path.suffix == ".npy", f"{path} is not an .npz file.")
     try:
         loaded = np.load(path, allow_pickle=False)
         require(isinstance(loaded, NpzFile), f"{path} is a single array; an .npz with x and y is needed.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from numbers import Integral, Real
 from typing import Literal
 
 import torch
@@ -11,15 +12,19 @@ from torch import nn
 
 from fedadc.data.batches import Augment, Inputs
 from fedadc.data.dataset import Clients, Dataset
-from fedadc.data.partition import Partition, deal
+from fedadc.data.partition import IID, Partition, deal
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import require
 from fedadc.evaluate import Evaluation, Evaluator, until
+from fedadc.exact import resolve_device
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train
+from fedadc.federation.schedule import Schedule
 from fedadc.methods import FedAvg, Method
+from fedadc.methods.base import state_of
 from fedadc.models.build import probe
 from fedadc.models.flat import FlatModel
+from fedadc.objectives import Objective
 
 Weighting = Literal["uniform", "samples"]
 
@@ -44,15 +49,23 @@ class Federation:
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
+        self.method = FedAvg() if method is None else method
+        work, augment = local or LocalWork(), augment or Augment()
+        evaluation = evaluation or Evaluation()
         for value, kind, name in (
             (model, nn.Module, "model"),
             (data, Dataset, "data"),
-            (method or FedAvg(), Method, "method"),
+            (self.method, Method, "method"),
+            (self.method.objective if isinstance(self.method, Method) else None, Objective, "method.objective"),
+            (work, LocalWork, "local"),
+            (work.schedule if isinstance(work, LocalWork) else None, Schedule, "local.schedule"),
+            (augment, Augment, "augment"),
+            (evaluation, Evaluation, "evaluation"),
+            (partition_by or IID(), Partition, "partition_by"),
+            (seed, int, "seed"),
         ):
-            require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
-        self.method = method or FedAvg()
+            require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")
         self.data, self.seed, self.weighting = data, seed, weighting
-        work, augment = local or LocalWork(), augment or Augment()
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
             not augment or len(data.input_shape) == 3,
@@ -69,20 +82,29 @@ class Federation:
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
         first = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
         probe(model, first, len(data.classes), seed)
-        flat = FlatModel(model, device)
+        flat = FlatModel(model, resolve_device(str(device)))
         inputs = Inputs(data.normalisation, flat.dtype, flat.device)
         self.workplace = Workplace(flat, self.method, work, data.train, held, len(data.classes), inputs, augment, seed)
         self.engine: Engine = InProcess(self.workplace)
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
-        self.evaluator = Evaluator(flat, splits, inputs, len(data.classes), evaluation or Evaluation())
+        self.evaluator = Evaluator(flat, splits, inputs, len(data.classes), evaluation)
         self._theta = flat.theta.clone()
-        self.downlink = tuple(dict.fromkeys((*self.method.downlink, *self.method.objective.downlink)))
-        for name in self.downlink:
-            require(
-                name in self.start().server,
-                f"{type(self.method.objective).__name__} needs the server's {name!r}, "
-                f"which {type(self.method).__name__} does not keep.",
-            )
+        self.downlink = self._downlink()
+
+    def _downlink(self) -> tuple[str, ...]:
+        """The server vectors that travel with theta: the method's and the objective's."""
+        kept = state_of(self.start().server, f"{type(self.method).__name__}.server_state")
+        names: dict[str, None] = {}
+        for owner in (self.method, self.method.objective):
+            require(isinstance(owner.downlink, tuple), f"{type(owner).__name__}.downlink must be a tuple of names.")
+            for name in owner.downlink:
+                require(
+                    name in kept,
+                    f"{type(owner).__name__} needs the server's {name!r}, which "
+                    f"{type(self.method).__name__}.server_state does not return.",
+                )
+                names[name] = None
+        return tuple(names)
 
     def start(self) -> RunState:
         """The run before its first round."""
@@ -93,8 +115,23 @@ class Federation:
         self, rounds: int, start: RunState | None = None, stop_at_accuracy: float | None = None
     ) -> Iterator[Round]:
         """Train up to round `rounds`, from the beginning or from a state of an earlier round."""
-        stream = train(self, rounds, start or self.start())
-        return until(self.evaluator.follow(stream, rounds), stop_at_accuracy)
+        begun = self.start() if start is None else start
+        require(
+            isinstance(begun, RunState), f"start must be a RunState (a Round's .state), not a {type(begun).__name__}."
+        )
+        require(
+            begun.theta.shape == self._theta.shape and set(self.downlink) <= begun.server.keys(),
+            "start is the state of another model or method.",
+        )
+        require(
+            isinstance(rounds, int) and rounds >= max(1, begun.round),
+            f"rounds must be a whole number, at least {max(1, begun.round)}, not {rounds!r}.",
+        )
+        require(
+            stop_at_accuracy is None or 0 < stop_at_accuracy <= 1,
+            f"stop_at_accuracy must lie in (0, 1], not {stop_at_accuracy}.",
+        )
+        return until(self.evaluator.follow(train(self, rounds, begun), rounds), stop_at_accuracy)
 
     @property
     def clients(self) -> Clients:
@@ -113,9 +150,9 @@ class Federation:
 def _cohort_size(cohort: int | float | None, clients: int) -> int:
     if cohort is None:
         return clients
-    if isinstance(cohort, float):
-        require(0 < cohort <= 1, f"cohort.ratio must lie in (0, 1], not {cohort}.")
-        return max(1, round(cohort * clients))
-    require(cohort >= 1, f"cohort.size must be at least 1, not {cohort}.")
-    require(cohort <= clients, f"cohort.size is {cohort}, but there are only {clients} clients.")
-    return cohort
+    if isinstance(cohort, Integral) and not isinstance(cohort, bool):
+        require(cohort >= 1, f"cohort.size must be at least 1, not {cohort}.")
+        require(cohort <= clients, f"cohort.size is {cohort}, but there are only {clients} clients.")
+        return int(cohort)
+    require(isinstance(cohort, Real) and 0 < cohort <= 1, f"cohort.ratio must lie in (0, 1], not {cohort!r}.")
+    return max(1, round(float(cohort) * clients))

@@ -19,7 +19,7 @@ from fedadc.data.batches import Augment, Batch, ClientData, Inputs, count_steps,
 from fedadc.data.dataset import Array, Clients, Samples
 from fedadc.errors import require
 from fedadc.federation.schedule import Constant, Schedule
-from fedadc.methods.base import Method, State, Vector
+from fedadc.methods.base import Method, State, Vector, pair_of, state_of, vector_like
 from fedadc.models.flat import FlatModel
 from fedadc.rng import generator, torch_seeded
 
@@ -192,32 +192,33 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     local = Local(
         model, data, broadcast.theta, broadcast.server, state, broadcast.lr, order.steps, rng, touched=touched
     )
-    momentum = Momentum(work.momentum, model.theta)
+    name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
     losses: list[Tensor] = []
 
     def grad(point: Vector) -> Vector:
         g, loss = model.gradient_of(lambda: method.objective(model, local.batch, local), point)
-        losses.append(loss)
+        if len(losses) == local.step:  # the first of the step, where a method asks for several
+            losses.append(loss)
         if work.clip is not None:
             g.mul_((work.clip / torch.linalg.vector_norm(g)).clamp(max=1))
         if work.weight_decay:
             g.add_(point, alpha=work.weight_decay)
-        return momentum(method.correct(g, point, local))
+        return momentum(vector_like(method.correct(g, point, local), g, f"{name}.correct"))
 
     with torch_seeded(place.seed, "dropout", broadcast.round, order.client):
         theta = model.theta
-        theta.copy_(method.begin(local))
+        theta.copy_(vector_like(method.begin(local), theta, f"{name}.begin"))
         for step, batch in enumerate(data.batches(positions, rng("augment"))):
             local.step, local.batch = step, batch
             moved = method.step(theta, grad, local)
             if moved is not theta:
-                theta.copy_(moved)
+                theta.copy_(vector_like(moved, theta, f"{name}.step"))
             momentum.next_step()
-        upload, new_state = method.finish(theta, local)
+        upload, new_state = pair_of(method.finish(theta, local), f"{name}.finish")
     return Report(
         order.client,
-        _own(upload, model),
-        _own(new_state, model),
+        _own(state_of(upload, f"{name}.finish"), model),
+        _own(state_of(new_state, f"{name}.finish"), model),
         loss=float(torch.stack(losses).mean()) if losses else float("nan"),
         samples=len(data),
         steps=order.steps,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedadc.errors import FedadcError
+from fedadc.errors import FedadcError, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.local import Broadcast, Order
 from fedadc.federation.selection import hand_out_order, uniform
-from fedadc.methods.base import RoundInfo, State, Vector
+from fedadc.methods.base import RoundInfo, State, Vector, pair_of, state_of, vector_like
 from fedadc.rng import generator
 
 if TYPE_CHECKING:
@@ -70,22 +70,29 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     method, place = federation.method, federation.workplace
     lr = place.work.lr_of(t, horizon)
     chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
-    steps = dict(zip(chosen.tolist(), place.steps(chosen).tolist(), strict=True))
-    cohort = hand_out_order(chosen, place.steps(chosen)).tolist()
+    work = place.steps(chosen)
+    steps = dict(zip(chosen.tolist(), work.tolist(), strict=True))
+    cohort = hand_out_order(chosen, work).tolist()
 
     broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
     orders = (Order(k, steps[k], state.clients.get(k)) for k in cohort)
+    versions = _versions(state)
     mean, losses, clients, bytes_up = OrderedMean(), [], {}, 0
     for report in federation.engine.run(broadcast, orders):
         mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
         losses.append(report.loss)
         bytes_up += _bytes(report.upload)
-        if report.state:
+        if report.state or report.client in state.clients:
             clients[report.client] = report.state
 
     info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
-    theta, server = method.update(state.theta, state.server, mean.result(), info)
-    if not bool(torch.isfinite(theta).all()):
+    name = f"{type(method).__name__}.update"
+    theta, server = pair_of(method.update(state.theta, state.server, mean.result(), info), name)
+    theta, server = vector_like(theta, state.theta, name), state_of(server, name)
+    require(
+        _versions(state) == versions, f"{type(method).__name__} overwrote the theta or server state of a past round."
+    )
+    if not all(bool(torch.isfinite(v).all()) for v in (theta, *server.values())):
         raise FedadcError(
             f"round {t}: the model is no longer finite, training has diverged; lower local.lr or set local.clip."
         )
@@ -93,6 +100,11 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     bytes_down = len(cohort) * _bytes({"theta": broadcast.theta, **broadcast.server})
     seconds = time.perf_counter() - began
     return Round(t, lr, sum(losses) / len(losses), tuple(cohort), bytes_up, bytes_down, seconds, after)
+
+
+def _versions(state: RunState) -> list[int]:
+    """How often each tensor of a state was written to."""
+    return [v._version for v in (state.theta, *state.server.values())]
 
 
 def _bytes(vectors: State) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Vector = Tensor  # one flat vector, as long as theta
 State = dict[str, Tensor]  # named tensors, passed in and out, never kept
-Gradient = Callable[[Vector], Vector]  # theta -> the gradient there, decayed, corrected, with local momentum
+Gradient = Callable[[Vector], Vector]  # point -> the gradient there; gone at the next call, so clone what you keep
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Method:
 
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
+
+    def complete(self) -> Self:
+        """With settings filled in that follow from others, as a run's config shows them."""
+        return self
 
     def check(self, work: LocalWork) -> None:
         """Refuse, with a FedadcError that says why, local settings that make no sense for this method."""
@@ -75,6 +79,26 @@ class Method:
     def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
         """The new theta and server state from the mean upload (Algorithm 1, line 9)."""
         return theta - mean["delta"], server
+
+
+def vector_like(value: Any, like: Vector, source: str) -> Vector:
+    """What a method returned, if it is a vector like theta; torch would silently stretch a single number to one."""
+    fits = isinstance(value, Tensor) and value.shape == like.shape and value.dtype == like.dtype
+    shown = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    require(fits, f"{source} must return a vector like theta, {list(like.shape)} {like.dtype}, not {shown}.")
+    return value  # type: ignore[no-any-return]
+
+
+def state_of(value: Any, source: str) -> State:
+    """What a method returned, if it is a dict of named tensors."""
+    fits = isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values())
+    require(fits, f"{source} must return a dict of named tensors, not {type(value).__name__}.")
+    return value  # type: ignore[no-any-return]
+
+
+def pair_of(value: Any, source: str) -> tuple[Any, Any]:
+    require(isinstance(value, tuple) and len(value) == 2, f"{source} must return two values.")
+    return value  # type: ignore[no-any-return]
 
 
 def require_beta(name: str, value: float) -> None:

@@ -7,8 +7,8 @@ Each client divides the momentum by its own number of steps, so each embeds exac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
@@ -30,11 +30,12 @@ class FedADC(Method):
     downlink: ClassVar[tuple[str, ...]] = ("m",)
 
     def __post_init__(self) -> None:
-        if self.beta_local is None:
-            object.__setattr__(self, "beta_local", self.beta)
         require_beta("fedadc: beta", self.beta)
         require_beta("fedadc: beta_local", self._beta_local)
         require_server_lr(self.server_lr)
+
+    def complete(self) -> Self:
+        return replace(self, beta_local=self._beta_local)
 
     @property
     def _beta_local(self) -> float:

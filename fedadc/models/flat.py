@@ -44,6 +44,7 @@ class FlatModel:
             p.grad = self.gradient[view].view(p.shape)
             self._slots.append((name, start, p.shape))
             start = view.stop
+        self._first = named[0][1]
         self._head_size = sum(p.numel() for _, p in named if id(p) in head)
 
     @property
@@ -64,7 +65,16 @@ class FlatModel:
         with self._at(theta):
             self.gradient.zero_()
             value = loss()
+            require(
+                isinstance(value, Tensor) and value.ndim == 0 and value.requires_grad,
+                "an objective must return one number that depends on model(x): a scalar tensor with a gradient.",
+            )
             value.backward()  # type: ignore[no-untyped-call]
+        grad = self._first.grad
+        require(
+            grad is not None and grad.data_ptr() == self.gradient.data_ptr(),
+            f"the gradients of {type(self.module).__name__} were replaced (zero_grad, grad = None); leave them be.",
+        )
         return self.gradient, value.detach()
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -112,9 +122,10 @@ class FlatModel:
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
         """The module's own state dict with theta in place, every entry a tensor of its own."""
         views = self._views(theta)
-        slot = {p.data_ptr(): views[n] for n, p in self.module.named_parameters() if n in views}
+        slot = {id(p): views[n] for n, p in self.module.named_parameters() if n in views}
+        tied = {n: slot[id(p)] for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in slot}
         state = self.module.state_dict()
-        return {n: slot.get(t.data_ptr(), t).detach().clone().contiguous().cpu() for n, t in state.items()}
+        return {n: tied.get(n, t).detach().clone().contiguous().cpu() for n, t in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor], source: str) -> None:
         """Take over the weights of a state dict; the flat buffers stay where they are."""

@@ -211,3 +211,48 @@ def test_a_ratio_is_rounded_to_a_fixed_size() -> None:
     assert federation(cohort=0.5).cohort == 3
     assert federation(cohort=0.01).cohort == 1
     assert federation(cohort=None).cohort == 6
+
+
+def test_a_client_may_clear_its_state() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Clears(Counts):
+        def finish(self, theta: Any, local: Any) -> Any:
+            upload, state = super().finish(theta, local)
+            return upload, {} if local.client and local.client["rounds"] >= 1 else state
+
+        def client_state(self, theta: Any) -> Any:
+            return {"rounds": torch.zeros(())}
+
+    last = list(federation(method=Clears(), cohort=None).rounds(2))[-1]
+    assert all(state == {} for state in last.state.clients.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"rounds": 0}, "at least 1"),
+        ({"rounds": 2.5}, "whole number"),
+        ({"rounds": 1, "start": "state"}, "RunState"),
+        ({"rounds": 3, "stop_at_accuracy": 90}, "stop_at_accuracy"),
+    ],
+)
+def test_impossible_rounds_are_refused_at_once(arguments: dict[str, Any], word: str) -> None:
+    with pytest.raises(FedadcError, match=word):
+        federation().rounds(**arguments)
+
+
+def test_a_state_of_another_method_model_or_time_is_refused() -> None:
+    state = list(federation().rounds(3))[-1].state
+    for other, rounds in (({"method": FedADC()}, 5), ({"model": MLP((5,), 4, [9])}, 5), ({}, 2)):
+        with pytest.raises(FedadcError, match=r"another model or method|at least 3"):
+            federation(**other).rounds(rounds, start=state)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"model": "mlp"}, {"data": 3}, {"method": "fedavg"}, {"local": {"steps": 3}}, {"partition_by": "iid"},
+     {"seed": "a"}, {"evaluation": 1}, {"cohort": "4"}, {"method": FedAvg(objective="ce")}, {"device": "gpu"}],
+)  # fmt: skip
+def test_wrong_types_are_one_sentence(wrong: dict[str, Any]) -> None:
+    with pytest.raises(FedadcError):
+        federation(**wrong)

@@ -45,7 +45,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective].downlink})
     assert {r["bytes_up"] for r in first.history} == {5 * size}
     assert {r["bytes_down"] for r in first.history} == {5 * size * sent}
-    assert load_config(prepare(config).config.tree()).method == config.method
+    assert load_config(prepare(config).config.tree()).method == config.method.complete()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -156,6 +156,58 @@ def test_a_copied_federation_trains_the_same() -> None:
     assert not torch.equal(expected, federation.start().theta)
     for other in copies:
         assert torch.equal(list(other.rounds(3))[-1].state.theta, expected)
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {  # what a user's method may return by mistake, and what is said
+    "step forgets to return": ("step", lambda self, theta, grad, local: None, "step must return a vector like theta"),
+    "step returns a number": ("step", lambda self, theta, grad, local: grad(theta).norm(), "step must return a vector"),
+    "begin": ("begin", lambda self, local: local.start[:3], "begin must return a vector"),
+    "correct": ("correct", lambda self, g, theta, local: g.float(), "correct must return a vector"),
+    "finish alone": ("finish", lambda self, theta, local: {"delta": theta}, "finish must return two values"),
+    "finish a float": ("finish", lambda self, theta, local: ({"delta": 1.0}, {}), "dict of named tensors"),
+    "update alone": ("update", lambda self, theta, server, mean, info: theta, "update must return two values"),
+    "update a number": ("update", lambda self, theta, server, mean, info: (theta.sum(), server), "update must return"),
+    "update in place": (
+        "update",
+        lambda self, theta, server, mean, info: (theta.sub_(mean["delta"]), server),
+        "overwrote the theta",
+    ),
+    "server_state": ("server_state", lambda self, theta: None, "server_state must return a dict"),
+}
+
+
+@pytest.mark.parametrize(("name", "function", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_returns_of_a_users_method_are_named(name: str, function: Any, words: str) -> None:
+    from fedadc.errors import FedadcError
+
+    method = type("Mine", (FedAvg,), {name: function})()
+    with pytest.raises(FedadcError, match=words):
+        list(Federation(model=MLP((5,), 4, [6]).double(), data=small_federation(), method=method).rounds(2))
+
+
+@pytest.mark.parametrize("loss", [1.0, None, torch.ones(3, requires_grad=True), torch.tensor(1.0)])
+def test_an_objective_must_return_one_number_with_a_gradient(loss: Any) -> None:
+    from fedadc.errors import FedadcError
+    from fedadc.objectives import Objective
+
+    objective = type("Mine", (Objective,), {"__call__": lambda self, model, batch, local: loss})()
+    with pytest.raises(FedadcError, match="scalar tensor with a gradient"):
+        list(Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=FedAvg(objective=objective)).rounds(1))
+
+
+def test_replaced_gradients_are_noticed() -> None:
+    from fedadc.errors import FedadcError
+    from fedadc.objectives import CrossEntropy
+
+    class Meddling(CrossEntropy):
+        def __call__(self, model: Any, batch: Any, local: Any) -> Any:
+            model.module.zero_grad()
+            return super().__call__(model, batch, local)
+
+    with pytest.raises(FedadcError, match="gradients of MLP were replaced"):
+        list(
+            Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=FedAvg(objective=Meddling())).rounds(1)
+        )
 
 
 def test_an_objective_whose_vector_nobody_keeps_is_refused() -> None:

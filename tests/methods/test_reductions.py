@@ -166,3 +166,8 @@ def test_the_step_of_theta_is_alpha_lr_m(make: type[Method], server_lr: float) -
         before = after
         rates.add(done.lr)
     assert len(rates) == 5  # the schedule did change it
+
+
+def test_beta_local_follows_beta_until_it_is_given() -> None:
+    assert replace(FedADC(beta=0.9), beta=0.5).complete().beta_local == 0.5
+    assert replace(FedADC(beta=0.9, beta_local=0.3), beta=0.5).complete().beta_local == 0.3
