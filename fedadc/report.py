@@ -222,7 +222,7 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     axes.spines[["top", "right"]].set_visible(False)
     labels = axes.get_legend_handles_labels()[1]
     if max(map(len, labels)) <= 24 and len(labels) <= 6:
-        axes.legend(frameon=False, loc="lower right" if percent else "upper right")
+        axes.legend(frameon=False, loc="best")
     else:
         figure.legend(frameon=False, loc="outside lower left", fontsize=8)
     if title:
