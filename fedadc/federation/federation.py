@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -52,19 +52,7 @@ class Federation:
         self.method = FedAvg() if method is None else method
         work, augment = local or LocalWork(), augment or Augment()
         evaluation = evaluation or Evaluation()
-        for value, kind, name in (
-            (model, nn.Module, "model"),
-            (data, Dataset, "data"),
-            (self.method, Method, "method"),
-            (self.method.objective if isinstance(self.method, Method) else None, Objective, "method.objective"),
-            (work, LocalWork, "local"),
-            (work.schedule if isinstance(work, LocalWork) else None, Schedule, "local.schedule"),
-            (augment, Augment, "augment"),
-            (evaluation, Evaluation, "evaluation"),
-            (partition_by or IID(), Partition, "partition_by"),
-            (seed, int, "seed"),
-        ):
-            require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")
+        _check_kinds(model, data, self.method, work, augment, evaluation, partition_by, seed)
         self.data, self.seed, self.weighting = data, seed, weighting
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
@@ -145,6 +133,25 @@ class Federation:
     def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
         """The model of a state, for `load_state_dict` of your own module."""
         return self.workplace.model.state_dict(state.theta)
+
+
+def _check_kinds(
+    model: Any, data: Any, method: Any, work: Any, augment: Any, evaluation: Any, rule: Any, seed: Any
+) -> None:
+    """Each argument of the right kind, before any of them is used."""
+    for value, kind, name in (
+        (model, nn.Module, "model"),
+        (data, Dataset, "data"),
+        (method, Method, "method"),
+        (getattr(method, "objective", None), Objective, "method.objective"),
+        (work, LocalWork, "local"),
+        (getattr(work, "schedule", None), Schedule, "local.schedule"),
+        (augment, Augment, "augment"),
+        (evaluation, Evaluation, "evaluation"),
+        (rule or IID(), Partition, "partition_by"),
+        (seed, int, "seed"),
+    ):
+        require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")
 
 
 def _cohort_size(cohort: int | float | None, clients: int) -> int:

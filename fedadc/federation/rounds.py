@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedadc.errors import FedadcError, require
+from fedadc.errors import require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.local import Broadcast, Order
 from fedadc.federation.selection import hand_out_order, uniform
-from fedadc.methods.base import RoundInfo, State, Vector, pair_of, state_of, vector_like
+from fedadc.methods.base import Method, RoundInfo, State, Vector, pair_of, state_of, vector_like
 from fedadc.rng import generator
 
 if TYPE_CHECKING:
@@ -58,8 +58,12 @@ def train(federation: Federation, rounds: int, state: RunState) -> Iterator[Roun
     """Rounds state.round + 1 ... rounds."""
     horizon = state.horizon or rounds
     for t in range(state.round + 1, rounds + 1):
+        versions = _versions(state)
         with exact():
             result = one_round(federation, t, horizon, state)
+        require(
+            _versions(state) == versions, f"{type(federation.method).__name__} overwrote the state of a past round."
+        )
         state = result.state
         yield result
 
@@ -76,7 +80,6 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
 
     broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
     orders = (Order(k, steps[k], state.clients.get(k)) for k in cohort)
-    versions = _versions(state)
     mean, losses, clients, bytes_up = OrderedMean(), [], {}, 0
     for report in federation.engine.run(broadcast, orders):
         mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
@@ -86,20 +89,24 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
             clients[report.client] = report.state
 
     info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
-    name = f"{type(method).__name__}.update"
-    theta, server = pair_of(method.update(state.theta, state.server, mean.result(), info), name)
-    theta, server = vector_like(theta, state.theta, name), state_of(server, name)
-    require(
-        _versions(state) == versions, f"{type(method).__name__} overwrote the theta or server state of a past round."
-    )
-    if not all(bool(torch.isfinite(v).all()) for v in (theta, *server.values())):
-        raise FedadcError(
-            f"round {t}: the model is no longer finite, training has diverged; lower local.lr or set local.clip."
-        )
+    theta, server = _updated(method, state, mean.result(), info)
     after = RunState(t, theta, server, {**state.clients, **clients}, horizon)
     bytes_down = len(cohort) * _bytes({"theta": broadcast.theta, **broadcast.server})
     seconds = time.perf_counter() - began
     return Round(t, lr, sum(losses) / len(losses), tuple(cohort), bytes_up, bytes_down, seconds, after)
+
+
+def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> tuple[Vector, State]:
+    """The method's own update, if it is one."""
+    name = f"{type(method).__name__}.update"
+    theta, server = pair_of(method.update(state.theta, state.server, mean, info), name)
+    vector_like(theta, state.theta, name)
+    state_of(server, name)
+    require(
+        all(bool(torch.isfinite(v).all()) for v in (theta, *server.values())),
+        f"round {info.round}: the model is no longer finite, training has diverged; lower local.lr or set local.clip.",
+    )
+    return theta, server
 
 
 def _versions(state: RunState) -> list[int]:

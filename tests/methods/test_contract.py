@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {  # what a user's method may return by
     "update in place": (
         "update",
         lambda self, theta, server, mean, info: (theta.sub_(mean["delta"]), server),
-        "overwrote the theta",
+        "overwrote the state",
     ),
     "server_state": ("server_state", lambda self, theta: None, "server_state must return a dict"),
 }
