@@ -112,10 +112,10 @@ def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ..
         node = (key[0], "name")  # settings of another method are no difference to tell
         peers = [t for t in others if node not in NAMES or t.get(node) == tree.get(node)]
         values = [_text(t, key) for t in peers]
-        most = max(map(values.count, values))  # the value of most runs goes without saying
-        unusual = values.count(_text(tree, key)) < most or 2 * most <= len(values)
-        if tree[key] is not None and len(set(values)) > 1 and unusual:
-            told.append(f"{_short(key)}={tree[key]}")
+        count, most = values.count(_text(tree, key)), max(map(values.count, values))
+        # The value of more than half of the runs goes without saying, and so does "none" where the others speak.
+        if len(set(values)) > 1 and ((2 * most <= len(values) and tree[key] is not None) or count < most):
+            told.append(f"{_short(key)}={'none' if tree[key] is None else tree[key]}")
     return " ".join([pairs.get((method, objective), plain), *told])
 
 

@@ -267,3 +267,12 @@ def test_the_same_run_twice_is_refused(write: Write) -> None:
 def test_a_target_in_per_cent_is_refused(write: Write) -> None:
     with pytest.raises(FedadcError, match="a share such as"):
         summarise([write([0.5])], target=90)
+
+
+@pytest.mark.parametrize(
+    "clips", [(None, 1.0), (None, 1.0, 1.0), (None, None, 1.0), (None, 1.0, 2.0), (1.0, 1.0, 2.0, 2.0)]
+)
+def test_a_setting_that_some_runs_lack_keeps_them_apart(write: Write, clips: tuple[float | None, ...]) -> None:
+    runs = [write([0.5], local={"clip": clip}, **seeds(i)) for i, clip in enumerate(clips)]
+    groups = group(runs)
+    assert sorted(len(g) for g in groups.values()) == sorted(clips.count(c) for c in set(clips))
