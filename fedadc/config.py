@@ -18,6 +18,7 @@ from fedadc.evaluate import Evaluation
 from fedadc.federation.federation import Weighting
 from fedadc.federation.local import MOST, LocalWork
 from fedadc.federation.schedule import SCHEDULES, Schedule
+from fedadc.federation.store import Storage
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.schema import Schema, Tables
@@ -110,6 +111,7 @@ class Config:
     cohort: CohortConfig = field(default_factory=CohortConfig)
     evaluate: Evaluation = field(default_factory=Evaluation)
     stop: StopConfig = field(default_factory=StopConfig)
+    storage: Storage = field(default_factory=Storage)
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # where files are looked up first
 
     def __post_init__(self) -> None:

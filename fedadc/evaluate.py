@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ from fedadc.data.dataset import Samples
 from fedadc.errors import require, unknown
 from fedadc.exact import exact
 from fedadc.federation.rounds import Metrics as Metrics
-from fedadc.federation.rounds import Round
+from fedadc.federation.rounds import Round, RunState
+from fedadc.methods.base import Method, Vector, state_of, vector_like
 from fedadc.models.flat import FlatModel
 
 EXTRA_METRICS = ("top5", "macro_f1", "per_class")
@@ -68,28 +70,68 @@ def measure(
     return metrics
 
 
+def models_of(method: Method, state: RunState) -> dict[str, Vector]:
+    """The global models of a state by name, first the one by which its run is judged; none if nothing is federated."""
+    if not method.federated:
+        return {}
+    source = f"{type(method).__name__}.evaluated"
+    models = state_of(method.evaluated(state.theta, state.server), source)
+    require(bool(models), f"{source} must return at least one model.")
+    return {name: vector_like(vector, state.theta, source) for name, vector in models.items()}
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Measures a stream of rounds on every split that is not for training."""
 
     model: FlatModel
+    method: Method
     splits: dict[str, Samples]
     inputs: Inputs
     classes: int
+    clients: int  # N
     evaluation: Evaluation
 
-    def __call__(self, theta: Tensor) -> Metrics:
+    def __call__(self, state: RunState) -> Metrics:
+        """Metrics of the model by which a run is judged, and of its other ones with their names in front."""
+        if not self.method.federated:
+            return self._mean_of_clients(state)
+        metrics: Metrics = {}
+        for name, theta in models_of(self.method, state).items():
+            prefix = f"{name}_" if metrics else ""
+            metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
+        return metrics
+
+    def _mean_of_clients(self, state: RunState) -> Metrics:
+        """The mean over all clients of the metrics of their own models."""
+        never = self.clients - len(state.clients)  # selected: these are all at the start
+        total = [(never, self.of_model(state.theta))] if never else []
+        for client in state.clients.values():
+            total.append((1, self.of_model(self.method.personal(state.theta, client))))
+        weights = [weight for weight, _ in total]
+        return {key: _mean(weights, [metrics[key] for _, metrics in total]) for key in total[0][1]}
+
+    def of_model(self, theta: Tensor) -> Metrics:
+        splits = self.by_split(theta)
+        return {f"{split}_{name}": value for split, metrics in splits.items() for name, value in metrics.items()}
+
+    def by_split(self, theta: Tensor) -> dict[str, Metrics]:
         return {
-            f"{split}_{name}": value
+            split: measure(self.model, theta, samples, self.inputs, self.classes, self.evaluation)
             for split, samples in self.splits.items()
-            for name, value in measure(self.model, theta, samples, self.inputs, self.classes, self.evaluation).items()
         }
 
     def follow(self, stream: Iterable[Round], last: int) -> Iterator[Round]:
         """The same rounds, with metrics where they are due."""
         for result in stream:
             due = result.round % self.evaluation.every == 0 or result.round == last
-            yield replace(result, metrics=self(result.state.theta)) if due and self.splits else result
+            yield replace(result, metrics=self(result.state)) if due and self.splits else result
+
+
+def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:
+    """A weighted mean, entry by entry where the values are lists."""
+    mean = np.average(np.array(values, dtype=float), axis=0, weights=weights)  # None becomes NaN
+    return float(mean) if mean.ndim == 0 else [None if np.isnan(v) else float(v) for v in mean]
 
 
 def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:

@@ -34,8 +34,11 @@ class Plan:
     federation: Federation
 
 
-def prepare(config: Config, data_dir: str | Path | None = None, device: str = "cpu") -> Plan:
-    """Load the data, build the model, deal out the clients; every impossible setting is an error here."""
+def prepare(config: Config, data_dir: str | Path | None = None, device: str = "cpu", out: Path | None = None) -> Plan:
+    """Load the data, build the model, deal out the clients; every impossible setting is an error here.
+
+    `out` is the run's directory, where states of clients go that do not fit in memory.
+    """
     config, data = load_data(_complete(config), data_dir)
     chosen = config.model
     cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
@@ -56,6 +59,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
         weighting=config.cohort.weighting,
         augment=config.data.augment,
         evaluation=config.evaluate,
+        storage=replace(config.storage, folder=str(out)) if out and not config.storage.folder else config.storage,
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,

@@ -6,11 +6,13 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import fedadc
 from fedadc.config import Config, home_of, load_config
 from fedadc.errors import FedadcError, require
 from fedadc.federation.rounds import Round
+from fedadc.federation.store import FILES as STATES
 from fedadc.tree import parse_yaml
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
@@ -52,9 +55,7 @@ class RunDirectory:
         self.path = path
         with self._writing():
             path.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                (path / name).unlink(missing_ok=True)
-                (path / f"{name}.part").unlink(missing_ok=True)
+            _clear(path)
             write_text(path / CONFIG, config.yaml())
             facts = {**environment(device), "config_folder": str(config.folder), "data_notes": list(notes)}
             write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
@@ -67,20 +68,21 @@ class RunDirectory:
             self._metrics.flush()
         return record
 
-    def finish(self, state_dict: dict[str, torch.Tensor]) -> None:
+    def finish(self, models: Mapping[str, dict[str, torch.Tensor]]) -> None:
+        """Write the models: the first, by which the run is judged, under the plain name."""
         from safetensors.torch import save
 
-        partial = self.path / (MODEL + ".part")
         with self._writing():
             self._metrics.close()
-            partial.write_bytes(save(state_dict))
-            partial.replace(self.path / MODEL)
+            for index, (name, state_dict) in enumerate(models.items()):
+                partial = self.path / (MODEL + ".part")
+                partial.write_bytes(save(state_dict, metadata={"model": name}))
+                partial.replace(self.path / (model_file(name) if index else MODEL))
 
     def discard(self) -> None:
         """Take back a run that never finished a round."""
         self._metrics.close()
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
+        _clear(self.path)
         with suppress(OSError):
             self.path.rmdir()
 
@@ -96,16 +98,35 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Refuse a place that holds something; with `overwrite`, only something other than a run."""
     try:
         require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
-        held = {p.name.removesuffix(".part") for p in path.iterdir()} if path.is_dir() else set()
+        held = {p.name for p in path.iterdir()} if path.is_dir() else set()
     except (OSError, ValueError) as error:
         raise FedadcError(f"--out: {str(path)[:60]} is no usable folder ({error}).") from error
     if not held:
         return
     require(overwrite, f"{path} is not empty; choose another --out, or give --overwrite to replace the run in it.")
-    foreign = held - set(FILES)
+    foreign = {name for name in held if not _is_of_a_run(name)}
     require(
         not foreign, f"{path} holds {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another --out."
     )
+
+
+def model_file(name: str) -> str:
+    """Where a model beside the judged one is saved."""
+    return f"model-{name}.safetensors"
+
+
+def _is_of_a_run(name: str) -> bool:
+    name = name.removesuffix(".part")
+    return name in FILES or fnmatch(name, model_file("*")) or name.startswith(STATES)
+
+
+def _clear(path: Path) -> None:
+    """Remove what a run left in a folder."""
+    for file in path.iterdir():
+        if file.name.startswith(STATES):
+            shutil.rmtree(file, ignore_errors=True)
+        elif _is_of_a_run(file.name):
+            file.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

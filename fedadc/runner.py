@@ -34,7 +34,7 @@ class RunResult:
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The final global model, for `load_state_dict` of your own module."""
+        """The final model by which the run is judged, for `load_state_dict` of your own module."""
         return self.plan.federation.state_dict(self.state)
 
 
@@ -57,7 +57,7 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     device = resolve_device(device)
-    plan = prepare(config, data_dir, device)
+    plan = prepare(config, data_dir, device, None if out is None else Path(out))
     for note in plan.federation.data.notes:
         notes(note)
     return execute(plan, None if out is None else Path(out), overwrite, device, watch)
@@ -82,10 +82,10 @@ def execute(
     except BaseException:  # interrupted, diverged, a bug in a user's method: what was trained so far is kept
         if directory and history:
             with contextlib.suppress(FedadcError):
-                directory.finish(federation.state_dict(state))
+                directory.finish(federation.models(state))
         elif directory:
             directory.discard()
         raise
     if directory:
-        directory.finish(federation.state_dict(state))
+        directory.finish(federation.models(state))
     return RunResult(config, history, state, plan, out)

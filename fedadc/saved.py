@@ -8,27 +8,31 @@ from pathlib import Path
 
 from fedadc.data.own import read_more
 from fedadc.errors import require
-from fedadc.evaluate import Metrics, measure
+from fedadc.evaluate import Metrics
 from fedadc.exact import resolve_device
+from fedadc.models.build import read_weights
 from fedadc.plan import prepare
-from fedadc.record import MODEL, read_run
+from fedadc.record import MODEL, model_file, read_run
 
 
 def evaluate_run(
     path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None, device: str
 ) -> dict[str, Metrics]:
-    """Metrics of the final model per split, or on `other`."""
+    """Metrics per split, or on `other`, of the model by which the run is judged, and of its other ones by name."""
     config = read_run(path).config(without=("method", "objective"))  # a user's own may be gone; a model needs neither
-    require((path / MODEL).is_file(), f"{path} has no {MODEL}: the run has not finished.")
+    require(
+        (path / MODEL).is_file(),
+        f"{path} has no {MODEL}: the run has not finished, or its method has no global model (local_only).",
+    )
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
-    model = replace(config.model, weights=str((path / MODEL).resolve()))
     data = config.data
     if other is not None and data.name == "csv":  # a table is read with the columns of the training table
         data = replace(data, test=str(other.resolve()))
     require(other is None or other.exists(), f"--data: there is no {other}.")
+    model = replace(config.model, weights=None)
     plan = prepare(replace(config, evaluate=evaluation, model=model, data=data), data_dir, resolve_device(device))
-    evaluator, known = plan.federation.evaluator, plan.federation.data
-    splits = evaluator.splits
+    federation, known = plan.federation, plan.federation.data
+    splits = federation.evaluator.splits
     if other is not None:
         samples = splits["test"] if data.name == "csv" else read_more(other, known)
         require(
@@ -37,8 +41,10 @@ def evaluate_run(
             f"{list(known.train.x.shape[1:])} {known.train.x.dtype}.",
         )
         splits = {other.name: samples}
-    theta = plan.federation.start().theta
-    return {
-        name: measure(evaluator.model, theta, samples, evaluator.inputs, evaluator.classes, evaluation)
-        for name, samples in splits.items()
-    }
+    beside = {f"{f.stem.removeprefix('model-')} ": f for f in sorted(path.glob(model_file("*")))}
+    found: dict[str, Metrics] = {}
+    for prefix, file in {"": path / MODEL, **beside}.items():
+        federation.load_state_dict(read_weights(file), str(file))
+        evaluator = replace(federation.evaluator, splits=splits)
+        found |= {prefix + name: metrics for name, metrics in evaluator.by_split(federation.start().theta).items()}
+    return found

@@ -21,10 +21,13 @@ CONFIG: dict[str, Any] = {
 
 
 def figures(method: str) -> dict[str, Any]:
-    result = run({**CONFIG, "method": method})
+    model = {**CONFIG["model"], **({"projection": 16} if method == "moon" else {})}
+    result = run({**CONFIG, "method": method, "model": model})
     last = result.history[-1]
+    first = last["cohort"][0]
+    moved = result.state.clients[first]["model"] if method == "local_only" else result.state.theta
     return {
-        "norm": float(result.state.theta.double().norm()),
+        "norm": float(moved.double().norm()),
         "train_loss": last["train_loss"],
         "test_loss": last["test_loss"],
         "cohort": last["cohort"],

@@ -80,7 +80,7 @@ ALLOWED = {  # room -> the rooms it may import, beside itself
     "data": {"errors", "rng"},
     "methods": {"errors", "rng", "objectives"},
     "engines": {"federation", "exact"},
-    "evaluate": {"errors", "exact", "data", "models", "federation"},
+    "evaluate": {"errors", "exact", "data", "models", "methods", "federation"},
     "federation": {"errors", "rng", "exact", "data", "models", "methods", "objectives", "engines", "evaluate"},
 }
 

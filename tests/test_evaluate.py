@@ -15,6 +15,8 @@ from fedadc.data.dataset import Normalisation, Samples
 from fedadc.errors import FedadcError
 from fedadc.evaluate import EXTRA_METRICS, Evaluation, Evaluator, measure, until
 from fedadc.federation.rounds import Metrics, Round, RunState
+from fedadc.federation.store import ClientStates, Storage, Store
+from fedadc.methods import FedAvg
 from fedadc.models.flat import FlatModel
 
 ALL = Evaluation(metrics=EXTRA_METRICS, batch_size=37)
@@ -98,10 +100,26 @@ def test_theta_that_is_given_is_measured_not_the_one_in_the_model() -> None:
     assert found["loss"] == pytest.approx(math.log(4), rel=1e-14) and model.theta.any()
 
 
+def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
+    return Evaluator(
+        model,
+        FedAvg(),
+        parts,
+        Inputs(Normalisation(), torch.float64),
+        3,
+        clients=1,
+        evaluation=evaluation or Evaluation(),
+    )
+
+
+def state_of(theta: torch.Tensor) -> RunState:
+    return RunState(0, theta, {}, ClientStates(Store(Storage())))
+
+
 def test_every_split_has_metrics_of_its_own() -> None:
     model, samples = problem(4, classes=3)
     parts = {"validation": samples.take(np.arange(50)), "test": samples.take(np.arange(50, 211))}
-    found = Evaluator(model, parts, Inputs(Normalisation(), torch.float64), 3, Evaluation())(model.theta)
+    found = evaluator_of(model, parts)(state_of(model.theta))
     assert list(found) == ["validation_accuracy", "validation_loss", "test_accuracy", "test_loss"]
     for name, part in parts.items():
         assert found[f"{name}_accuracy"] == measured(model, part, 3)["accuracy"]
@@ -117,15 +135,14 @@ def test_impossible_evaluations_are_refused(setting: str, value: object) -> None
 
 
 def rounds(*metrics: Metrics) -> list[Round]:
-    state = RunState(0, torch.zeros(1), {}, {})
+    state = state_of(torch.zeros(1))
     return [Round(t, 0.1, 1.0, (0,), 4, 4, 0.0, state, m) for t, m in enumerate(metrics, start=1)]
 
 
 @pytest.mark.parametrize(("every", "last", "due"), [(1, 4, [1, 2, 3, 4]), (2, 5, [2, 4, 5]), (10, 4, [4]), (3, 3, [3])])
 def test_rounds_are_evaluated_where_due_and_the_last_always(every: int, last: int, due: list[int]) -> None:
     model, samples = problem(5, classes=3)
-    evaluator = Evaluator(model, {"test": samples}, Inputs(Normalisation(), torch.float64), 3, Evaluation(every=every))
-    state = RunState(0, model.theta, {}, {})
+    evaluator, state = evaluator_of(model, {"test": samples}, Evaluation(every=every)), state_of(model.theta)
     stream = [Round(t, 0.1, 1.0, (0,), 4, 4, 0.0, state) for t in range(1, last + 1)]
     assert [r.round for r in evaluator.follow(stream, last) if r.metrics] == due
 

@@ -15,7 +15,7 @@ from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import Local, LocalWork
 from fedadc.models import MLP
-from fedadc.objectives import SelfConfidence, confidence, confidence_target
+from fedadc.objectives.self_confidence import SelfConfidence, confidence, confidence_target
 from fedadc.rng import generator
 
 
@@ -67,7 +67,9 @@ def local_of(client: int = 1, augment: Any = None) -> tuple[Federation, Local]:
         model=MLP((5,), 4, [6]).double(), data=small_federation(), local=LocalWork(steps=2, batch_size=4)
     )
     place, state = federation.workplace, federation.start()
-    return federation, Local(place.model, place.data(client), state.theta, {}, {}, 0.1, 2, lambda p: generator(0, p))
+    return federation, Local(
+        place.model, place.data(client), state.theta, {}, {}, 0.1, 2, 1.0, lambda p: generator(0, p)
+    )
 
 
 def gradient(objective: Any, local: Local) -> torch.Tensor:

@@ -14,6 +14,7 @@ from fedadc.config import CohortConfig, Config, DataConfig, ModelConfig, StopCon
 from fedadc.data import DATASETS
 from fedadc.evaluate import Evaluation
 from fedadc.federation.local import LocalWork
+from fedadc.federation.store import Storage
 from fedadc.plan import prepare
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +51,7 @@ def test_make_targets_named_in_the_readme_exist() -> None:
 def test_every_key_of_a_config_is_explained() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     nodes = {"": Config, "data.": DataConfig, "model.": ModelConfig, "local.": LocalWork, "cohort.": CohortConfig,
-             "evaluate.": Evaluation, "stop.": StopConfig}  # fmt: skip
+             "evaluate.": Evaluation, "stop.": StopConfig, "storage.": Storage}  # fmt: skip
     branches = {node.rstrip(".") for node in nodes} | {"folder", "options"}
     for node, cls in nodes.items():
         for field in dataclasses.fields(cls):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fedadc.methods.base import State
 
 BLOCK = 8  # part of the result's bits: an engine may add whole blocks ahead, never other groups
 
 
 class OrderedMean:
-    """Sum of weight × upload over sum of weights, key by key. Add in cohort order, then ask for the result."""
+    """Sum of weight × upload over sum of weights, key by key. Add in cohort order, then ask for the result.
 
-    def __init__(self) -> None:
+    Tracked keys (SCAFFOLD's c) are the plain sum over the number of all clients, whatever the weights.
+    """
+
+    def __init__(self, tracked: Collection[str] = (), clients: int = 0) -> None:
         self.count = 0
+        self._tracked, self._clients = tracked, clients
         self._weights = 0.0
         self._total: State = {}
         self._block: State = {}
@@ -22,12 +28,13 @@ class OrderedMean:
             self._block = {}
         self.count += 1
         self._weights += weight
-        _accumulate(self._block, {key: vector if weight == 1 else vector * weight for key, vector in upload.items()})
+        plain = {key for key in upload if weight == 1 or key in self._tracked}
+        _accumulate(self._block, {key: v if key in plain else v * weight for key, v in upload.items()})
 
     def result(self) -> State:
         total = {key: vector.clone() for key, vector in self._total.items()}
         _accumulate(total, self._block)
-        return {key: vector / self._weights for key, vector in total.items()}
+        return {key: v / (self._clients if key in self._tracked else self._weights) for key, v in total.items()}
 
 
 def _accumulate(total: State, part: State) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,12 +15,13 @@ from fedadc.data.batches import Augment, Inputs
 from fedadc.data.dataset import Clients, Dataset
 from fedadc.data.partition import IID, Partition, deal
 from fedadc.engines import Engine, InProcess
-from fedadc.errors import require
-from fedadc.evaluate import Evaluation, Evaluator, until
+from fedadc.errors import FedadcError, require
+from fedadc.evaluate import Evaluation, Evaluator, models_of, until
 from fedadc.exact import resolve_device
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train
 from fedadc.federation.schedule import Schedule
+from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
 from fedadc.methods.base import state_of
 from fedadc.models.build import probe
@@ -45,14 +47,15 @@ class Federation:
         weighting: Weighting = "uniform",
         augment: Augment | None = None,
         evaluation: Evaluation | None = None,
+        storage: Storage | None = None,
         seed: int = 0,
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         self.method = FedAvg() if method is None else method
-        work, augment = local or LocalWork(), augment or Augment()
-        evaluation = evaluation or Evaluation()
-        _check_kinds(model, data, self.method, work, augment, evaluation, partition_by, seed)
+        self.local, augment = local or LocalWork(), augment or Augment()
+        evaluation, self.storage = evaluation or Evaluation(), storage or Storage()
+        _check_kinds(model, data, self.method, self.local, augment, evaluation, partition_by, self.storage, seed)
         self.data, self.seed, self.weighting = data, seed, weighting
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
@@ -63,33 +66,44 @@ class Federation:
             not augment or augment.crop <= min(data.input_shape[1:]),
             f"data.augment.crop is {augment.crop}, more than the images' {list(data.input_shape[1:])} pixels.",
         )
-        self.method.check(work)
         held = deal(data, partition_by, clients, seed if data_seed is None else data_seed)
         self.cohort = _cohort_size(cohort, len(held))
         model = copy.deepcopy(model).cpu()  # the user's own stays as it is
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
         first = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
         probe(model, first, len(data.classes), seed)
-        flat = FlatModel(model, resolve_device(str(device)))
-        inputs = Inputs(data.normalisation, flat.dtype, flat.device)
-        self.workplace = Workplace(flat, self.method, work, data.train, held, len(data.classes), inputs, augment, seed)
+        self.model = flat = FlatModel(model, resolve_device(str(device)))
+        inputs, classes = Inputs(data.normalisation, flat.dtype, flat.device), len(data.classes)
+        self.workplace = Workplace(flat, self.method, self.local, data.train, held, classes, inputs, augment, seed)
         self.engine: Engine = InProcess(self.workplace)
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
-        self.evaluator = Evaluator(flat, splits, inputs, len(data.classes), evaluation)
+        self.evaluator = Evaluator(flat, self.method, splits, inputs, classes, len(held), evaluation)
         self._theta = flat.theta.clone()
+        self.method.check(self)
+        self.method.objective.check(self)
+        self._check_states()
         self.downlink = self._downlink()
+
+    def _check_states(self) -> None:
+        """Method and objective keep their states side by side: no name may stand for two."""
+        owners = (self.method, self.method.objective)
+        for which in ("server_state", "client_state"):
+            states = [state_of(getattr(o, which)(self._theta), f"{type(o).__name__}.{which}") for o in owners]
+            for name in states[0].keys() & states[1].keys():
+                names = " and ".join(type(o).__name__ for o in owners)
+                raise FedadcError(f"{names} both have {name!r} in their {which}; rename one of them.")
 
     def _downlink(self) -> tuple[str, ...]:
         """The server vectors that travel with theta: the method's and the objective's."""
-        kept = state_of(self.start().server, f"{type(self.method).__name__}.server_state")
+        kept = self.start().server
         names: dict[str, None] = {}
         for owner in (self.method, self.method.objective):
             require(isinstance(owner.downlink, tuple), f"{type(owner).__name__}.downlink must be a tuple of names.")
             for name in owner.downlink:
                 require(
                     name in kept,
-                    f"{type(owner).__name__} needs the server's {name!r}, which "
-                    f"{type(self.method).__name__}.server_state does not return.",
+                    f"{type(owner).__name__} needs the server's {name!r}, which no server_state of "
+                    f"{type(self.method).__name__} or {type(self.method.objective).__name__} returns.",
                 )
                 names[name] = None
         return tuple(names)
@@ -97,7 +111,8 @@ class Federation:
     def start(self) -> RunState:
         """The run before its first round."""
         theta = self._theta.clone()
-        return RunState(0, theta, self.method.server_state(theta), {})
+        server = {**self.method.server_state(theta), **self.method.objective.server_state(theta)}
+        return RunState(0, theta, server, ClientStates(Store(self.storage)))
 
     def rounds(
         self, rounds: int, start: RunState | None = None, stop_at_accuracy: float | None = None
@@ -115,6 +130,8 @@ class Federation:
             isinstance(rounds, int) and rounds >= max(1, begun.round),
             f"rounds must be a whole number, at least {max(1, begun.round)}, not {rounds!r}.",
         )
+        folder = self.storage.folder
+        require(folder is None or Path(folder).is_dir(), f"storage.folder: there is no folder {folder}.")
         require(
             stop_at_accuracy is None or 0 < stop_at_accuracy <= 1,
             f"stop_at_accuracy must lie in (0, 1], not {stop_at_accuracy}.",
@@ -127,16 +144,22 @@ class Federation:
 
     def load_state_dict(self, state: dict[str, torch.Tensor], source: str) -> None:
         """Start from given weights instead of the module's own."""
-        self.workplace.model.load_state_dict(state, source)
-        self._theta = self.workplace.model.theta.clone()
+        self.model.load_state_dict(state, source)
+        self._theta = self.model.theta.clone()
 
     def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
-        """The model of a state, for `load_state_dict` of your own module."""
-        return self.workplace.model.state_dict(state.theta)
+        """The model of a state by which its run is judged, for `load_state_dict` of your own module."""
+        require(self.method.federated, f"{type(self.method).__name__} has no global model; see state.clients.")
+        return next(iter(self.models(state).values()))
+
+    def models(self, state: RunState) -> dict[str, dict[str, torch.Tensor]]:
+        """The state dicts of all models of a state by name, first the one by which its run is judged."""
+        vectors = models_of(self.method, state)
+        return {name: self.model.state_dict(vector) for name, vector in vectors.items()}
 
 
 def _check_kinds(
-    model: Any, data: Any, method: Any, work: Any, augment: Any, evaluation: Any, rule: Any, seed: Any
+    model: Any, data: Any, method: Any, work: Any, augment: Any, evaluation: Any, rule: Any, storage: Any, seed: Any
 ) -> None:
     """Each argument of the right kind, before any of them is used."""
     for value, kind, name in (
@@ -149,6 +172,7 @@ def _check_kinds(
         (augment, Augment, "augment"),
         (evaluation, Evaluation, "evaluation"),
         (rule or IID(), Partition, "partition_by"),
+        (storage, Storage, "storage"),
         (seed, int, "seed"),
     ):
         require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")

@@ -105,6 +105,7 @@ class Local:
     client: State  # its own state
     lr: float  # η_t
     steps: int  # H, its own
+    mean_samples: float  # of all clients: a number that the federation knows
     rng: Callable[[str], np.random.Generator]  # purpose -> a generator of this round and client
     step: int = 0  # τ - 1, the present one
     batch: Batch = field(init=False)  # of the present step
@@ -170,6 +171,10 @@ class Workplace:
         sizes = self.clients.offsets[cohort + 1] - self.clients.offsets[cohort]
         return count_steps(sizes, self.work.batch_size, self.work.steps, self.work.epochs)
 
+    @property
+    def mean_samples(self) -> float:
+        return len(self.clients.indices) / len(self.clients)
+
     def data(self, client: int) -> ClientData:
         return ClientData(self.train, self.clients[client], self.classes, self.inputs, self.augment)
 
@@ -188,9 +193,20 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     if order.steps * work.batch_size < len(data):  # then no sample is drawn twice
         positions = list(positions)
         touched = np.sort(np.concatenate(positions))
-    state = method.client_state(broadcast.theta) if order.state is None else order.state
+    state = order.state
+    if state is None:
+        state = {**method.client_state(broadcast.theta), **method.objective.client_state(broadcast.theta)}
     local = Local(
-        model, data, broadcast.theta, broadcast.server, state, broadcast.lr, order.steps, rng, touched=touched
+        model,
+        data,
+        start=broadcast.theta,
+        server=broadcast.server,
+        client=state,
+        lr=broadcast.lr,
+        steps=order.steps,
+        mean_samples=place.mean_samples,
+        rng=rng,
+        touched=touched,
     )
     name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
     losses: list[Tensor] = []
@@ -214,11 +230,12 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
             if moved is not theta:
                 theta.copy_(vector_like(moved, theta, f"{name}.step"))
             momentum.next_step()
-        upload, new_state = pair_of(method.finish(theta, local), f"{name}.finish")
+        upload, own = pair_of(method.finish(theta, local), f"{name}.finish")
+        remembered = state_of(method.objective.remember(theta, local), f"{type(method.objective).__name__}.remember")
     return Report(
         order.client,
         _own(state_of(upload, f"{name}.finish"), model),
-        _own(state_of(new_state, f"{name}.finish"), model),
+        _own({**state_of(own, f"{name}.finish"), **remembered}, model),
         loss=float(torch.stack(losses).mean()) if losses else float("nan"),
         samples=len(data),
         steps=order.steps,

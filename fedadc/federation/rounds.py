@@ -14,6 +14,7 @@ from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.local import Broadcast, Order
 from fedadc.federation.selection import hand_out_order, uniform
+from fedadc.federation.store import ClientStates, Entry
 from fedadc.methods.base import Method, RoundInfo, State, Vector, pair_of, state_of, vector_like
 from fedadc.rng import generator
 
@@ -30,7 +31,7 @@ class RunState:
     round: int  # finished rounds
     theta: Vector
     server: State
-    clients: dict[int, State]  # of clients that have one
+    clients: ClientStates  # of clients that have one
     horizon: int = 0  # of schedules that have none of their own: the rounds asked for when the run first started
 
 
@@ -80,20 +81,24 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
 
     broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
     orders = (Order(k, steps[k], state.clients.get(k)) for k in cohort)
-    mean, losses, clients, bytes_up = OrderedMean(), [], {}, 0
+    mean, losses, bytes_up = OrderedMean(method.tracked, len(place.clients)), [], 0
+    fresh: dict[int, Entry] = {}
     for report in federation.engine.run(broadcast, orders):
         mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
         losses.append(report.loss)
         bytes_up += _bytes(report.upload)
         if report.state or report.client in state.clients:
-            clients[report.client] = report.state
+            fresh[report.client] = state.clients.store.keep(report.state)
 
-    info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
-    theta, server = _updated(method, state, mean.result(), info)
-    after = RunState(t, theta, server, {**state.clients, **clients}, horizon)
-    bytes_down = len(cohort) * _bytes({"theta": broadcast.theta, **broadcast.server})
+    theta, server = state.theta, state.server
+    if mean.count:
+        info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
+        theta, server = _updated(method, state, mean.result(), info)
+    after = RunState(t, theta, server, state.clients.updated(fresh), horizon)
+    sent = _bytes({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
+    loss = sum(losses) / len(losses) if losses else float("nan")
     seconds = time.perf_counter() - began
-    return Round(t, lr, sum(losses) / len(losses), tuple(cohort), bytes_up, bytes_down, seconds, after)
+    return Round(t, lr, loss, tuple(cohort), bytes_up, len(cohort) * sent, seconds, after)
 
 
 def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> tuple[Vector, State]:
@@ -101,7 +106,9 @@ def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> t
     name = f"{type(method).__name__}.update"
     theta, server = pair_of(method.update(state.theta, state.server, mean, info), name)
     vector_like(theta, state.theta, name)
-    state_of(server, name)
+    objective = method.objective
+    followed = state_of(objective.follow(theta, state.server), f"{type(objective).__name__}.follow")
+    server = {**state_of(server, name), **followed}
     require(
         all(bool(torch.isfinite(v).all()) for v in (theta, *server.values())),
         f"round {info.round}: the model is no longer finite, training has diverged; lower local.lr or set local.clip.",

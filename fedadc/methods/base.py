@@ -16,12 +16,13 @@ from torch import Tensor
 
 from fedadc.errors import require
 from fedadc.objectives import CrossEntropy, Objective
+from fedadc.objectives.base import State as State
 
 if TYPE_CHECKING:
-    from fedadc.federation.local import Local, LocalWork
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
 
 Vector = Tensor  # one flat vector, as long as theta
-State = dict[str, Tensor]  # named tensors, passed in and out, never kept
 Gradient = Callable[[Vector], Vector]  # point -> the gradient there; gone at the next call, so clone what you keep
 
 
@@ -41,15 +42,19 @@ class Method:
 
     objective: Objective = field(default_factory=CrossEntropy, metadata={"config": False})
 
+    paper: ClassVar[str] = ""
+    computation: ClassVar[str] = ""  # beyond FedAvg's, in words
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
+    tracked: ClassVar[tuple[str, ...]] = ()  # uploads beside delta; `mean` has their plain sum / N, never weighted
+    federated: ClassVar[bool] = True  # False: nothing travels, and the clients' own models are what is evaluated
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
 
     def complete(self) -> Self:
         """With settings filled in that follow from others, as a run's config shows them."""
         return self
 
-    def check(self, work: LocalWork) -> None:
-        """Refuse, with a FedadcError that says why, local settings that make no sense for this method."""
+    def check(self, federation: Federation) -> None:
+        """Refuse, with a FedadcError that says why, settings that make no sense for this method."""
 
     # at the client
     def client_state(self, theta: Vector) -> State:
@@ -79,6 +84,15 @@ class Method:
     def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
         """The new theta and server state from the mean upload (Algorithm 1, line 9)."""
         return theta - mean["delta"], server
+
+    # what is evaluated
+    def evaluated(self, theta: Vector, server: State) -> dict[str, Vector]:
+        """Its models by name. A run is judged by the first; the others' metrics stand beside it under their names."""
+        return {"global": theta}
+
+    def personal(self, theta: Vector, client: State) -> Vector:
+        """A client's own model, from the global one and its state."""
+        return theta
 
 
 def vector_like(value: Any, like: Vector, source: str) -> Vector:

@@ -27,6 +27,7 @@ class FedADC(Method):
     nesterov: bool = False
     server_lr: float = 1.0  # α
 
+    paper: ClassVar[str] = "Ozfatura et al., FedADC"
     downlink: ClassVar[tuple[str, ...]] = ("m",)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,8 @@ from fedadc.errors import require
 from fedadc.methods.base import Gradient, Method, RoundInfo, State, Vector, require_beta, require_server_lr
 
 if TYPE_CHECKING:
-    from fedadc.federation.local import Local, LocalWork
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class FedADCDouble(Method):
     phi: float = 0.9  # φ
     server_lr: float = 1.0  # α
 
+    paper: ClassVar[str] = "Ozfatura et al., FedADC"
     downlink: ClassVar[tuple[str, ...]] = ("m",)
     refused: ClassVar[Mapping[str, str]] = {
         "nesterov": "Algorithm 4 has no Nesterov form",
@@ -38,9 +40,9 @@ class FedADCDouble(Method):
         require_beta("fedadc_double: phi", self.phi)
         require_server_lr(self.server_lr)
 
-    def check(self, work: LocalWork) -> None:
+    def check(self, federation: Federation) -> None:
         require(
-            work.momentum == 0,
+            federation.local.momentum == 0,
             "method fedadc_double has a local momentum of its own (phi); set local.momentum to 0.",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedadc.methods.base import Method
 
@@ -10,3 +11,5 @@ from fedadc.methods.base import Method
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
     """Local SGD, then the plain mean of the clients' models."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

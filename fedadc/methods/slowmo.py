@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +16,8 @@ class SlowMo(Method):
 
     beta: float = 0.9  # β
     server_lr: float = 1.0  # α
+
+    paper: ClassVar[str] = "Wang et al., ICLR 2020"
 
     def __post_init__(self) -> None:
         require_beta("slowmo: beta", self.beta)

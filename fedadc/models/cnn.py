@@ -1,7 +1,8 @@
 """The paper's CNN (section IV-B): 3×3 convolutions with 2×2 max-pooling, then fully connected layers, no normalisation.
 
 Widths from the authors' later library (docs/deviations.md, 5): 64-128-256-512 and 128-256-512-1024, 2,513,418
-parameters with 10 classes. Pooling stands before ReLU: the same function, on a quarter of the values.
+parameters with 10 classes. Pooling stands before ReLU: the same function, on a quarter of the values. With a projection
+head (MOON, section IV-A) average pooling and the head stand in the place of the fully connected layers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.errors import require
-from fedadc.models.classifier import Classifier, through
+from fedadc.models.classifier import Classifier, projection_head, through
 
 
 class CNN(Classifier):
@@ -28,6 +29,7 @@ class CNN(Classifier):
         width: float = 1.0,
         channels: Sequence[int] = (64, 128, 256, 512),
         hidden: Sequence[int] = (128, 256, 512, 1024),
+        projection: int | None = None,
     ) -> None:
         super().__init__()
         require(len(input_shape) == 3, f"model cnn takes images [channels, height, width], not {list(input_shape)}.")
@@ -45,10 +47,16 @@ class CNN(Classifier):
             nn.Conv2d(a, b, kernel_size=3, padding=1) for a, b in pairwise([input_shape[0], *scaled])
         )
         widths = [scaled[-1] * side[0] * side[1], *(max(1, round(width * h)) for h in hidden)]
+        if projection is not None:
+            widths = [scaled[-1]]  # pooled
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self.head = nn.Linear(widths[-1], classes)
+        self.projection = None if projection is None else projection_head(widths[-1], projection)
+        self.head = nn.Linear(projection or widths[-1], classes)
 
     def embed(self, x: Tensor) -> Tensor:
         for convolution in self.convolutions:
             x = F.relu(F.max_pool2d(convolution(x), 2))
-        return through(self.layers, x.flatten(1))
+        if self.projection is None:
+            return through(self.layers, x.flatten(1))
+        features: Tensor = self.projection(x.mean(dim=(2, 3)))
+        return features

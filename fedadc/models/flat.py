@@ -77,13 +77,31 @@ class FlatModel:
         )
         return self.gradient, value.detach()
 
+    def embed(self, x: Tensor) -> Tensor:
+        """Features at the present theta, in training mode, with gradients; `head` makes logits of them."""
+        features: Tensor = self.module.embed(x)  # type: ignore[operator]
+        return features
+
+    def head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.module.head(features)  # type: ignore[operator]
+        return logits
+
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
+        with self._frozen(theta):
+            return self(x)
+
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Features of a frozen model."""
+        with self._frozen(theta):
+            return self.embed(x)
+
+    @contextmanager
+    def _frozen(self, theta: Tensor) -> Iterator[None]:
         self.module.eval()
         try:
             with self._at(theta), torch.no_grad():
-                logits: Tensor = self.module(x)
-                return logits
+                yield
         finally:
             self.module.train()
 

@@ -9,21 +9,30 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedadc.errors import require
-from fedadc.models.classifier import Classifier, through
+from fedadc.models.classifier import Classifier, projection_head, through
 
 
 class MLP(Classifier):
     """Fully connected layers with ReLU between them."""
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (64, 64)) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        hidden: Sequence[int] = (64, 64),
+        projection: int | None = None,
+    ) -> None:
         super().__init__()
         require(all(h > 0 for h in hidden), f"model.hidden must be positive widths, not {list(hidden)}.")
         widths = [math.prod(input_shape), *hidden]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self.head = nn.Linear(widths[-1], classes)
+        self.projection = None if projection is None else projection_head(widths[-1], projection)
+        self.head = nn.Linear(projection or widths[-1], classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        return through(self.layers, x.flatten(1))
+        x = through(self.layers, x.flatten(1))
+        features: Tensor = x if self.projection is None else self.projection(x)
+        return features
 
 
 class Logistic(MLP):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.errors import require
-from fedadc.models.classifier import Classifier
+from fedadc.models.classifier import Classifier, projection_head
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:
@@ -46,7 +46,14 @@ class Block(nn.Module):
 class ResNet18(Classifier):
     """Four stages of two blocks; `width` is the number of channels of the first (64 in the paper)."""
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, width: int = 64, groups: int = 32) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        width: int = 64,
+        groups: int = 32,
+        projection: int | None = None,
+    ) -> None:
         super().__init__()
         require(
             len(input_shape) == 3, f"model resnet18 takes images [channels, height, width], not {list(input_shape)}."
@@ -62,8 +69,10 @@ class ResNet18(Classifier):
                 blocks.append(Block(channels, outputs, stride, groups))
                 channels = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(channels, classes)
+        self.projection = None if projection is None else projection_head(channels, projection)
+        self.head = nn.Linear(projection or channels, classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        x = self.blocks(F.relu(self.norm(self.stem(x))))
-        return x.mean(dim=(2, 3))
+        x = self.blocks(F.relu(self.norm(self.stem(x)))).mean(dim=(2, 3))
+        features: Tensor = x if self.projection is None else self.projection(x)
+        return features

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch.nn.utils import vector_to_parameters
 
 from conftest import small_federation
 from fedadc.config import load_config
 from fedadc.data.batches import Augment
+from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.methods import METHODS, FedAvg, Method, RoundInfo
@@ -23,11 +25,13 @@ from fedadc.objectives import OBJECTIVES
 from fedadc.plan import prepare
 from fedadc.runner import run
 
-PAIRS = list(product(METHODS, OBJECTIVES))
+REFUSED = [("local_only", name) for name, cls in OBJECTIVES.items() if cls().asks_the_global_model]
+PAIRS = [pair for pair in product(METHODS, OBJECTIVES) if pair not in REFUSED]
+NO_LOCAL_MOMENTUM = ("fedadc_double", "scaffold")
 CONFIG: dict[str, Any] = {
     "rounds": 3,
     "data": {"name": "digits", "clients": 20, "partition": {"name": "sort", "labels_per_client": 2}},
-    "model": {"name": "mlp", "hidden": [16]},
+    "model": {"name": "mlp", "hidden": [16], "projection": 8},  # without the head, MOON is refused
     "local": {"steps": 3, "batch_size": 8, "lr": 0.1},
     "cohort": {"size": 5},
 }
@@ -41,11 +45,13 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     assert torch.equal(first.state.theta, second.state.theta)
     for a, b in zip(first.history, second.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    size = first.state.theta.numel() * 4
-    sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective].downlink})
-    assert {r["bytes_up"] for r in first.history} == {5 * size}
-    assert {r["bytes_down"] for r in first.history} == {5 * size * sent}
-    assert load_config(prepare(config).config.tree()).method == config.method.complete()
+    vectors = first.state.theta.numel() * 4 * 5 * METHODS[method].federated
+    sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
+    assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}
+    assert {r["bytes_down"] for r in first.history} == {vectors * sent}
+    plan = prepare(config)
+    again = load_config(yaml.safe_load(plan.config.yaml()))
+    assert again.method == config.method.complete() and prepare(again).config == plan.config
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -53,7 +59,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
 def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, momentum: float) -> None:
     """A returned gradient is lost at the next call (here: NaN), and start, server and client are never written."""
     cls: type[Method] = METHODS[method]
-    momentum = 0.0 if method == "fedadc_double" else momentum
+    momentum = 0.0 if method in NO_LOCAL_MOMENTUM else momentum
 
     class Poisoned(cls):  # type: ignore[misc, valid-type]
         def step(self, theta: Any, grad: Any, local: Any) -> Any:
@@ -66,7 +72,7 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
             return super().step(theta, poisoning, local)
 
     torch.manual_seed(0)
-    module = MLP((5,), 4, [6]).double()
+    module = MLP((5,), 4, [6], projection=3).double()
     work = LocalWork(steps=4, batch_size=4, lr=0.1, momentum=momentum, weight_decay=0.01)
     uploads = []
     for kind in (cls, Poisoned):
@@ -77,8 +83,12 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
         server = {name: torch.randn(state.theta.shape, generator=torch.Generator().manual_seed(1)).double()
                   for name in cls.downlink}  # fmt: skip
         sent = Broadcast(1, 0.1, state.theta.clone(), server)
-        own = cls().client_state(state.theta)
-        seen = {"theta": sent.theta, **server, **own}
+        own = {**cls().client_state(state.theta), **OBJECTIVES[objective]().client_state(state.theta)}
+        own = {
+            name: torch.randn(vector.shape, generator=torch.Generator().manual_seed(2)).double()
+            for name, vector in own.items()
+        }
+        seen = {"theta": sent.theta, **{f"server {k}": v for k, v in server.items()}, **own}
         before = {name: vector.clone() for name, vector in seen.items()}
         report = local_update(federation.workplace, sent, Order(3, 4, own))
         info = RoundInfo(round=1, lr=0.1, cohort=1, clients=6)
@@ -86,10 +96,36 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
         kind().update(sent.theta, whole, report.upload, info)
         for name, vector in seen.items():
             assert torch.equal(vector, before[name]), name
-        uploads.append(report.upload)
+        uploads.append({**report.upload, **{f"state {k}": v for k, v in report.state.items()}})
+    assert uploads[0]
     for name, vector in uploads[0].items():
         assert torch.isfinite(vector).all()
         assert torch.equal(vector, uploads[1][name]), name
+
+
+@pytest.mark.parametrize(("method", "objective"), REFUSED)
+def test_pairs_that_make_no_sense_are_refused(method: str, objective: str) -> None:
+    with pytest.raises(FedadcError, match="has no global model"):
+        run(load_config({**CONFIG, "method": method, "objective": objective}))
+
+
+@pytest.mark.parametrize("method", NO_LOCAL_MOMENTUM)
+def test_local_momentum_is_refused_where_it_breaks_the_rule(method: str) -> None:
+    with pytest.raises(FedadcError, match=r"local\.momentum to 0"):
+        run(load_config({**CONFIG, "method": method}, ["local.momentum=0.9"]))
+
+
+def test_feddyn_refuses_weighting_by_samples() -> None:
+    with pytest.raises(FedadcError, match=r"cohort\.weighting to uniform"):
+        run(load_config({**CONFIG, "method": "feddyn"}, ["cohort.weighting=samples"]))
+
+
+@pytest.mark.parametrize("model", [MLP((5,), 4, [6]), torch.nn.Sequential(torch.nn.Linear(5, 4))])
+def test_contrast_needs_a_head_and_a_projection(model: torch.nn.Module) -> None:
+    with pytest.raises(FedadcError, match=r"projection head|no split into `embed` and `head`"):
+        Federation(
+            model=model.double(), data=small_federation(), method=FedAvg(objective=OBJECTIVES["model_contrast"]())
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +214,6 @@ WRONG: dict[str, tuple[str, Any, str]] = {  # what a user's method may return by
 
 @pytest.mark.parametrize(("name", "function", "words"), WRONG.values(), ids=WRONG)
 def test_wrong_returns_of_a_users_method_are_named(name: str, function: Any, words: str) -> None:
-    from fedadc.errors import FedadcError
-
     method = type("Mine", (FedAvg,), {name: function})()
     with pytest.raises(FedadcError, match=words):
         list(Federation(model=MLP((5,), 4, [6]).double(), data=small_federation(), method=method).rounds(2))
@@ -187,7 +221,6 @@ def test_wrong_returns_of_a_users_method_are_named(name: str, function: Any, wor
 
 @pytest.mark.parametrize("loss", [1.0, None, torch.ones(3, requires_grad=True), torch.tensor(1.0)])
 def test_an_objective_must_return_one_number_with_a_gradient(loss: Any) -> None:
-    from fedadc.errors import FedadcError
     from fedadc.objectives import Objective
 
     objective = type("Mine", (Objective,), {"__call__": lambda self, model, batch, local: loss})()
@@ -196,7 +229,6 @@ def test_an_objective_must_return_one_number_with_a_gradient(loss: Any) -> None:
 
 
 def test_replaced_gradients_are_noticed() -> None:
-    from fedadc.errors import FedadcError
     from fedadc.objectives import CrossEntropy
 
     class Meddling(CrossEntropy):
@@ -211,7 +243,6 @@ def test_replaced_gradients_are_noticed() -> None:
 
 
 def test_an_objective_whose_vector_nobody_keeps_is_refused() -> None:
-    from fedadc.errors import FedadcError
     from fedadc.objectives import CrossEntropy
 
     class Wants(CrossEntropy):
@@ -223,8 +254,6 @@ def test_an_objective_whose_vector_nobody_keeps_is_refused() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_out_of_range_are_refused(method: str) -> None:
-    from fedadc.errors import FedadcError
-
     for name in set(METHODS[method].__dataclass_fields__) & {"beta", "beta_local", "phi"}:
         for bad in (-0.1, 1.0, float("nan")):
             with pytest.raises(FedadcError, match=name):

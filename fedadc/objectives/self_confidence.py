@@ -1,13 +1,11 @@
-"""What a client minimises. An objective is a frozen dataclass that is called; any method takes any objective.
+"""Self-confidence knowledge distillation, the loss of FedADC+ (section III of the FedADC paper).
 
-`__call__(model, batch, local)` returns the mean loss of a batch. `model` holds the present theta, `batch` has
-`x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see. Gradients flow
-through `model(x)` only: a term in theta itself (a proximal one) is a method's `correct`.
+L = (1 - lam) CE + lam KL(target || student), the target being the teacher's prediction with the classes that the
+client knows well (rho near 1) handed over to the true label. Deviations: docs/deviations.md, 1 and 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedadc.errors import require
+from fedadc.objectives.base import Objective, require_temperature
 
 if TYPE_CHECKING:
     from fedadc.data.batches import Batch
@@ -24,44 +23,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
-    """Base of all objectives; subclass it and write `__call__`."""
-
-    downlink: ClassVar[tuple[str, ...]] = ()  # server vectors it needs beside theta
-    refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
-
-    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(model, batch, local)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossEntropy(Objective):
-    """The cross-entropy of the labels."""
-
-    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
-        return F.cross_entropy(model(batch.x), batch.y)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SelfConfidence(Objective):
-    """Self-confidence knowledge distillation, the loss of FedADC+ (section III).
-
-    L = (1 - lam) CE + lam KL(target || student), the target being the teacher's prediction with the classes
-    that the client knows well (rho near 1) handed over to the true label. Deviations: docs/deviations.md, 1.
-    """
+    """Distillation that leaves to the teacher what the client's own labels cannot tell."""
 
     lam: float = 0.35  # λ
     tau: float = 1.0  # τ, the temperature of student and teacher
     teacher: Literal["received", "self"] = "received"
     tau_squared: bool = False  # multiply the KL term by τ², as cs-kd does and the paper does not
 
+    paper: ClassVar[str] = "Ozfatura et al., FedADC"
+    computation: ClassVar[str] = "a teacher's forward pass"
+
     def __post_init__(self) -> None:
         require(0 <= self.lam <= 1, f"self_confidence: lam must lie in [0, 1], not {self.lam}.")
-        require(0 < self.tau <= 1e6, f"self_confidence: tau must be positive and at most 1e6, not {self.tau}.")
+        require_temperature("self_confidence: tau", self.tau)
         require(
             self.teacher in ("received", "self"),
             f"self_confidence: teacher must be 'received' or 'self', not {self.teacher!r}.",
         )
+
+    @property
+    def asks_the_global_model(self) -> bool:
+        return self.teacher == "received" and self.lam > 0
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         logits = model(batch.x)
@@ -98,9 +81,3 @@ def confidence(class_counts: Tensor, dtype: torch.dtype) -> Tensor:
     """rho_i = gamma_i / gamma_max, from a client's own label counts (section III)."""
     counts = class_counts.to(dtype)
     return counts / counts.max()
-
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    "cross_entropy": CrossEntropy,
-    "self_confidence": SelfConfidence,
-}

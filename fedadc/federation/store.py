@@ -1,0 +1,144 @@
+"""The clients' states between rounds: values in memory, and in files once they outgrow a budget.
+
+A state never changes: a round makes new ones, and those of earlier rounds live on while somebody holds them, so a run
+can go on from any of them. What nobody holds is forgotten, file and all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedadc.errors import FedadcError, require
+from fedadc.methods.base import State
+
+BUCKET = 1024  # clients; a round copies the buckets it touches, so its cost does not grow with the clients
+FILES = "fedadc-states-"  # how the folder with the files begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Where the clients' states are kept."""
+
+    memory_gb: float = 2.0  # GB of states in memory; beyond it the oldest go to files
+    folder: str | None = None  # for the files; None: the run directory, or the system's temporary folder
+
+    def __post_init__(self) -> None:
+        require(self.memory_gb >= 0, f"storage.memory_gb must not be negative, not {self.memory_gb}.")
+
+
+class Entry:
+    """A handle on one client's state after one round."""
+
+    __slots__ = ("__weakref__", "serial")
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+
+
+class Store:
+    """Keeps states until their handles are gone: the newest in memory, up to the budget, the others in files."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.used = 0  # bytes in memory
+        self._serial = 0
+        self._memory: dict[int, State] = {}  # by serial, oldest first
+        self._files: dict[int, tuple[Path, torch.device]] = {}
+
+    def keep(self, state: State) -> Entry:
+        self._serial += 1
+        entry = Entry(self._serial)
+        weakref.finalize(entry, self._forget, entry.serial)
+        self._memory[entry.serial] = state
+        self.used += _bytes(state)
+        while self.used > self.storage.memory_gb * 1e9:
+            self._write_oldest()
+        return entry
+
+    def read(self, entry: Entry) -> State:
+        if entry.serial in self._memory:
+            return self._memory[entry.serial]
+        from safetensors.torch import load_file
+
+        path, device = self._files[entry.serial]
+        try:
+            state: State = load_file(path, device=str(device))
+        except Exception as error:  # deleted, or a disk that fails
+            raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
+        return state
+
+    @cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix=FILES, dir=self.storage.folder)
+
+    def _write_oldest(self) -> None:
+        from safetensors.torch import save_file
+
+        serial, state = next(iter(self._memory.items()))
+        own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+        try:
+            path = Path(self._folder.name) / f"{serial}.safetensors"
+            save_file(own, path)
+        except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
+            place = self.storage.folder or tempfile.gettempdir()
+            raise FedadcError(f"a client state cannot be written to {place} (storage.folder): {error}.") from error
+        self._files[serial] = (path, next((v.device for v in state.values()), torch.device("cpu")))
+        self._leave_memory(serial)
+
+    def _leave_memory(self, serial: int) -> None:
+        self.used -= _bytes(self._memory.pop(serial))
+
+    def _forget(self, serial: int) -> None:
+        if serial in self._memory:
+            self._leave_memory(serial)
+        elif serial in self._files:
+            self._files.pop(serial)[0].unlink(missing_ok=True)
+
+
+class ClientStates(Mapping[int, State]):
+    """The states of all clients that have one, after some round. It never changes; `updated` makes the next."""
+
+    def __init__(self, store: Store, buckets: Mapping[int, Mapping[int, Entry]] | None = None) -> None:
+        self.store = store
+        self._buckets = buckets or {}
+
+    def updated(self, changes: Mapping[int, Entry]) -> ClientStates:
+        touched: dict[int, dict[int, Entry]] = {}
+        for client, entry in changes.items():
+            number = client // BUCKET
+            if number not in touched:
+                touched[number] = dict(self._buckets.get(number, {}))
+            touched[number][client] = entry
+        return ClientStates(self.store, {**self._buckets, **touched})
+
+    def __getitem__(self, client: int) -> State:
+        return self.store.read(self._buckets.get(client // BUCKET, {})[client])
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and client in self._buckets.get(client // BUCKET, {})
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(client for bucket in self._buckets.values() for client in bucket))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets.values()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _states, (self.store.storage, dict(self))  # a copy has a store of its own
+
+
+def _states(storage: Storage, states: Mapping[int, State]) -> ClientStates:
+    store = Store(storage)
+    return ClientStates(store).updated({client: store.keep(state) for client, state in states.items()})
+
+
+def _bytes(state: State) -> int:
+    return sum(v.numel() * v.element_size() for v in state.values())

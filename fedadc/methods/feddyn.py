@@ -1,0 +1,74 @@
+"""FedDyn (Acar et al., ICLR 2021, Algorithm 1): a dynamic regulariser makes local optima agree with the global one.
+
+A client minimises f_k(theta) - <h_k, theta> + alpha/2 ||theta - theta_t||² (its eq. 1), where h_k approaches the
+gradient of f_k. There are two models: the mean of the cohort's, and the server's, which is sent out and is the mean
+minus h/alpha. Both are evaluated; `judged_by` says which one a run is judged by (the authors plot the mean).
+
+Deviations: the authors' code clips the loss gradient together with the linear term, here the loss gradient alone is
+clipped; it also plots the mean of all N clients' latest models, which is not kept here. Its alpha_k for clients
+of unequal size is the setting `alpha_by_size`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from fedadc.errors import require
+from fedadc.methods.base import Method, RoundInfo, State, Vector
+
+if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Method):
+    """Dynamic regularisation: every client remembers its gradient, the server their mean."""
+
+    alpha: float = 0.1  # α
+    alpha_by_size: bool = False  # α_k = α · mean(n) / n_k: the optimum is then that of the mean weighted by samples
+    judged_by: Literal["mean", "server"] = "mean"
+
+    paper: ClassVar[str] = "Acar et al., ICLR 2021"
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha < float("inf"), f"feddyn: alpha must be positive, not {self.alpha}.")
+        require(
+            self.judged_by in ("mean", "server"),
+            f"feddyn: judged_by must be 'mean' or 'server', not {self.judged_by!r}.",
+        )
+
+    def check(self, federation: Federation) -> None:
+        require(
+            federation.weighting == "uniform",
+            "method feddyn takes the plain mean of its cohort; set cohort.weighting to uniform (method.alpha_by_size "
+            "is its own way to count clients by their samples).",
+        )
+
+    def client_state(self, theta: Vector) -> State:
+        return {"h": torch.zeros_like(theta)}
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        return g.sub_(local.client["h"]).add_(theta - local.start, alpha=self._alpha(local))
+
+    def finish(self, theta: Vector, local: Local) -> tuple[State, State]:
+        delta = local.start - theta
+        return {"delta": delta}, {"h": local.client["h"] + self._alpha(local) * delta}  # h_k - α_k (θ_k - θ_t)
+
+    def server_state(self, theta: Vector) -> State:
+        return {"h": torch.zeros_like(theta)}
+
+    def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
+        share = info.cohort / info.clients  # times the cohort's mean: the sum over the cohort, over all N
+        h = server["h"] + self.alpha * share * mean["delta"]
+        return theta - mean["delta"] - h / self.alpha, {"h": h}
+
+    def evaluated(self, theta: Vector, server: State) -> dict[str, Vector]:
+        models = {"mean": theta + server["h"] / self.alpha, "server": theta}
+        return {self.judged_by: models.pop(self.judged_by), **models}
+
+    def _alpha(self, local: Local) -> float:
+        return self.alpha * local.mean_samples / len(local.data) if self.alpha_by_size else self.alpha

@@ -1,0 +1,27 @@
+"""FedProx (Li et al., MLSys 2020): a client minimises f_k(theta) + mu/2 ||theta - theta_t||² (its eq. 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedadc.errors import require
+from fedadc.methods.base import Method, Vector
+
+if TYPE_CHECKING:
+    from fedadc.federation.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Method):
+    """FedAvg whose clients are pulled back to where they started."""
+
+    mu: float = 0.01  # μ
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mu < float("inf"), f"fedprox: mu must not be negative, not {self.mu}.")
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        return g.add_(theta - local.start, alpha=self.mu)

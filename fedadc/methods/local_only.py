@@ -1,0 +1,46 @@
+"""Training without a federation, the lower bound: every client goes on with its own model, and nothing travels.
+
+A run is judged by the mean over all clients of their own models' metrics; a client that was never selected has the
+initial model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedadc.errors import require
+from fedadc.methods.base import Method, RoundInfo, State, Vector
+
+if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOnly(Method):
+    """Every client alone with its own model and data."""
+
+    federated: ClassVar[bool] = False
+
+    def check(self, federation: Federation) -> None:
+        require(
+            not self.objective.asks_the_global_model,
+            f"method local_only has no global model, which {type(self.objective).__name__} asks for its opinion; "
+            "choose another objective.",
+        )
+
+    def client_state(self, theta: Vector) -> State:
+        return {"model": theta}
+
+    def begin(self, local: Local) -> Vector:
+        return local.client["model"]
+
+    def finish(self, theta: Vector, local: Local) -> tuple[State, State]:
+        return {}, {"model": theta}
+
+    def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
+        return theta, server
+
+    def personal(self, theta: Vector, client: State) -> Vector:
+        return client["model"]

@@ -1,0 +1,57 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II): control variates take the drift out of every step.
+
+K is the client's own number of steps and lr the one it used, so that delta / (K lr) is its mean gradient; local
+momentum would inflate it, and is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fedadc.errors import require
+from fedadc.methods.base import Method, RoundInfo, State, Vector, require_server_lr
+
+if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method):
+    """Every step is corrected by the difference between the server's and the client's mean gradient."""
+
+    server_lr: float = 1.0  # η_g of its paper
+
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    downlink: ClassVar[tuple[str, ...]] = ("c",)
+    tracked: ClassVar[tuple[str, ...]] = ("c",)
+
+    def __post_init__(self) -> None:
+        require_server_lr(self.server_lr)
+
+    def check(self, federation: Federation) -> None:
+        require(
+            federation.local.momentum == 0,
+            "method scaffold takes delta / (K lr) for the mean gradient of a round, which local momentum inflates; set "
+            "local.momentum to 0.",
+        )
+
+    def client_state(self, theta: Vector) -> State:
+        return {"c": torch.zeros_like(theta)}
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        return g.sub_(local.client["c"]).add_(local.server["c"])  # eq. 3
+
+    def finish(self, theta: Vector, local: Local) -> tuple[State, State]:
+        delta = local.start - theta
+        change = delta / (local.steps * local.lr) - local.server["c"]  # c_k⁺ - c_k, eq. 4
+        return {"delta": delta, "c": change}, {"c": local.client["c"] + change}
+
+    def server_state(self, theta: Vector) -> State:
+        return {"c": torch.zeros_like(theta)}
+
+    def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
+        return theta - self.server_lr * mean["delta"], {"c": server["c"] + mean["c"]}  # eq. 5

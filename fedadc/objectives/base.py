@@ -1,0 +1,74 @@
+"""What a client minimises. An objective is a frozen dataclass that is called; any method takes any objective.
+
+`__call__(model, batch, local)` returns the mean loss of a batch. `model` holds the present theta, `batch` has
+`x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see. Gradients flow
+through `model(x)` (or `model.head(model.embed(x))`) only: a term in theta itself, such as a proximal one, is a method's
+`correct`. What a frozen model says belongs in `local.per_sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from fedadc.errors import require
+
+if TYPE_CHECKING:
+    from fedadc.data.batches import Batch
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
+    from fedadc.models.flat import FlatModel
+
+State = dict[str, Tensor]  # named tensors, passed in and out, never kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Base of all objectives; subclass it and write `__call__`."""
+
+    paper: ClassVar[str] = ""
+    computation: ClassVar[str] = ""  # beyond cross-entropy's, in words
+    refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
+
+    @property
+    def downlink(self) -> tuple[str, ...]:
+        """Names of the server vectors that it needs beside theta."""
+        return ()
+
+    @property
+    def asks_the_global_model(self) -> bool:
+        """Whether it compares the client's model with the one received; senseless where none is."""
+        return False
+
+    def check(self, federation: Federation) -> None:
+        """Refuse, with a FedadcError that says why, a federation in which this objective makes no sense."""
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(model, batch, local)")
+
+    # What it keeps at the client, beside the method's own state: created on first use, renewed after every round.
+    def client_state(self, theta: Tensor) -> State:
+        return {}
+
+    def remember(self, theta: Tensor, local: Local) -> State:
+        """The new state of a client that has arrived at theta; it takes effect only if the upload is counted."""
+        return {}
+
+    # What it keeps at the server, beside the method's own state.
+    def server_state(self, theta: Tensor) -> State:
+        return {}
+
+    def follow(self, theta: Tensor, server: State) -> State:
+        """Its new server state once theta is the global model."""
+        return {}
+
+
+def require_weight(name: str, value: float) -> None:
+    require(0 <= value < float("inf"), f"{name} must not be negative, not {value}.")
+
+
+def require_temperature(name: str, value: float) -> None:
+    require(0 < value <= 1e6, f"{name} must be positive and at most 1e6, not {value}.")

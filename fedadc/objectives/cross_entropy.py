@@ -1,0 +1,24 @@
+"""The plain loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.objectives.base import Objective
+
+if TYPE_CHECKING:
+    from fedadc.data.batches import Batch
+    from fedadc.federation.local import Local
+    from fedadc.models.flat import FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Objective):
+    """The cross-entropy of the labels."""
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.y)

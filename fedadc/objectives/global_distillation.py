@@ -1,0 +1,69 @@
+"""Global knowledge distillation, the loss of FedGKD (Yao et al., 2021).
+
+L = CE + lam tau² KL(teacher || student). The teacher is the parameter average of the last `window` global models, the
+received one among them; fewer while there have not been so many. With window = 1 it is the received model itself;
+beyond that the server sends it along, which doubles the downlink.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.errors import require
+from fedadc.objectives.base import Objective, State, require_temperature, require_weight
+
+if TYPE_CHECKING:
+    from fedadc.data.batches import Batch
+    from fedadc.federation.local import Local
+    from fedadc.models.flat import FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalDistillation(Objective):
+    """Cross-entropy, and what the average of the last global models says."""
+
+    lam: float = 0.1  # λ, the weight of the distillation
+    tau: float = 0.5  # the temperature of student and teacher
+    window: int = 1  # M, global models in the teacher
+
+    paper: ClassVar[str] = "Yao et al., 2021"
+    computation: ClassVar[str] = "a teacher's forward pass"
+
+    def __post_init__(self) -> None:
+        require_weight("global_distillation: lam", self.lam)
+        require_temperature("global_distillation: tau", self.tau)
+        require(
+            1 <= self.window <= 1000, f"global_distillation: window must lie between 1 and 1000, not {self.window}."
+        )
+
+    @property
+    def downlink(self) -> tuple[str, ...]:
+        return ("teacher",) if self.window > 1 else ()
+
+    @property
+    def asks_the_global_model(self) -> bool:
+        return self.lam > 0
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        logits = model(batch.x)
+        cross_entropy = F.cross_entropy(logits, batch.y)
+        if self.lam == 0:
+            return cross_entropy
+        frozen = local.server["teacher"] if self.window > 1 else local.start
+        teacher = local.per_sample("teacher", batch, lambda b: model.predict(frozen, b.x))
+        log_q, p = F.log_softmax(logits / self.tau, dim=1), F.softmax(teacher / self.tau, dim=1)
+        return cross_entropy + self.lam * self.tau**2 * F.kl_div(log_q, p, reduction="batchmean")
+
+    def server_state(self, theta: Tensor) -> State:
+        return {"recent": theta[None].clone(), "teacher": theta.clone()} if self.window > 1 else {}
+
+    def follow(self, theta: Tensor, server: State) -> State:
+        if self.window == 1:
+            return {}
+        recent = torch.cat([theta[None], server["recent"]])[: self.window]  # newest first
+        return {"recent": recent, "teacher": recent.mean(dim=0)}

@@ -1,0 +1,70 @@
+"""Model-contrastive learning, the loss of MOON (Li, He and Song, CVPR 2021).
+
+L = CE + mu · contrast (its eq. 4), contrast = -log(exp(s_glob) / (exp(s_glob) + exp(s_prev))) (eq. 3), where s is the
+cosine between the client's representation z and that of the received global model or of the client's own model of its
+last round, over the temperature. z is the output of a projection head, and the classifier sits on it: the model needs
+one (`model.projection`). A client without a last round takes the received model for its previous one, which makes the
+contrast constant; the authors' code takes a random network there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.errors import require
+from fedadc.objectives.base import Objective, State, require_temperature, require_weight
+
+if TYPE_CHECKING:
+    from fedadc.data.batches import Batch
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
+    from fedadc.models.flat import FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelContrast(Objective):
+    """Cross-entropy, and a representation near the global model's and far from the client's last one."""
+
+    mu: float = 1.0  # μ, the weight of the contrast
+    tau: float = 0.5  # the temperature of the cosines
+
+    paper: ClassVar[str] = "Li et al., CVPR 2021"
+    computation: ClassVar[str] = "two forward passes"
+
+    def __post_init__(self) -> None:
+        require_weight("model_contrast: mu", self.mu)
+        require_temperature("model_contrast: tau", self.tau)
+
+    @property
+    def asks_the_global_model(self) -> bool:
+        return self.mu > 0
+
+    def check(self, federation: Federation) -> None:
+        federation.model.part("head")  # refuses a model without one
+        module = federation.model.module
+        require(
+            getattr(module, "projection", None) is not None,
+            f"objective model_contrast needs a projection head, which this {type(module).__name__} lacks; set "
+            "model.projection, e.g. 256 (in a model of your own: a module `projection` that ends `embed`).",
+        )
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        z = model.embed(batch.x)
+        cross_entropy = F.cross_entropy(model.head(z), batch.y)
+        if self.mu == 0:
+            return cross_entropy
+        z_glob = local.per_sample("z_glob", batch, lambda b: model.features(local.start, b.x))
+        z_prev = local.per_sample("z_prev", batch, lambda b: model.features(local.client["previous"], b.x))
+        s_glob, s_prev = (F.cosine_similarity(z, other, dim=1) / self.tau for other in (z_glob, z_prev))
+        contrast = -F.logsigmoid(s_glob - s_prev)  # log σ(a - b) = log(e^a / (e^a + e^b))
+        return cross_entropy + self.mu * contrast.mean()
+
+    def client_state(self, theta: Tensor) -> State:
+        return {"previous": theta}
+
+    def remember(self, theta: Tensor, local: Local) -> State:
+        return {"previous": theta.clone()}

@@ -1,0 +1,51 @@
+"""Not-true distillation, the loss of FedNTD (Lee et al., NeurIPS 2022).
+
+L = CE + beta tau² KL(teacher || student) over the softmax of the C - 1 logits that are not the true class's. The
+teacher is the received global model: the client may learn its own labels and should forget nothing about the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.objectives.base import Objective, require_temperature, require_weight
+
+if TYPE_CHECKING:
+    from fedadc.data.batches import Batch
+    from fedadc.federation.local import Local
+    from fedadc.models.flat import FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotTrueDistillation(Objective):
+    """Cross-entropy, and what the global model says about the classes that are not the label."""
+
+    beta: float = 0.3  # β, the weight of the distillation
+    tau: float = 1.0  # τ, the temperature of student and teacher
+
+    paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
+    computation: ClassVar[str] = "a teacher's forward pass"
+
+    def __post_init__(self) -> None:
+        require_weight("not_true_distillation: beta", self.beta)
+        require_temperature("not_true_distillation: tau", self.tau)
+
+    @property
+    def asks_the_global_model(self) -> bool:
+        return self.beta > 0
+
+    def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
+        logits = model(batch.x)
+        cross_entropy = F.cross_entropy(logits, batch.y)
+        if self.beta == 0:
+            return cross_entropy
+        teacher = local.per_sample("teacher", batch, lambda b: model.predict(local.start, b.x))
+        true = F.one_hot(batch.y, logits.shape[1]).bool()
+        p = (teacher / self.tau).masked_fill(true, float("-inf")).softmax(dim=1)
+        log_q = (logits / self.tau).masked_fill(true, float("-inf")).log_softmax(dim=1)
+        kl = F.kl_div(log_q.masked_fill(true, 0), p, reduction="batchmean")  # p is 0 there, and 0 · -inf would be NaN
+        return cross_entropy + self.beta * self.tau**2 * kl
