@@ -1,4 +1,4 @@
-"""What can be named in a config, with settings and defaults; and the starter config."""
+"""What can be named in a config, with settings and defaults."""
 
 from __future__ import annotations
 
@@ -7,34 +7,17 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedadc.errors import unknown
+import torch
+import yaml
 
-STARTER = """\
-# A run of FedADC. Train with: fedadc run THIS_FILE     Change a setting: fedadc run THIS_FILE local.lr=0.05
-seed: 0                      # everything random derives from it; data.seed and model.seed default to it
-rounds: 60
-data:
-  name: digits               # fedadc list datasets; your own: npz, folder, csv (with path: ...), or module:function
-  clients: 50
-  partition: {name: sort, labels_per_client: 2}   # fedadc list partitions
-  # test: 0.2                # a share (or a file) where the data has no test part
-  # validation: 0.1          # a share for choosing settings
-  # augment: {crop: 4, flip: true}
-model: {name: mlp, hidden: [64, 64]}              # fedadc list models; your own: module:Class
-method: {name: fedadc, beta: 0.9, nesterov: true} # fedadc list methods; beta_local defaults to beta, server_lr to 1
-objective: {name: cross_entropy}                  # fedadc list objectives; method fedadc+ brings self_confidence
-local:
-  steps: 8                   # H; or epochs: 2
-  batch_size: 16
-  lr: 0.1
-  # schedule: {name: cosine} # fedadc list schedules
-  weight_decay: 0.0
-  momentum: 0.0
-  # clip: 10.0               # largest norm of the gradient
-cohort: {size: 10}           # clients per round; or ratio: 0.2
-evaluate: {every: 1}         # rounds; metrics: [top5, macro_f1, per_class]
-# stop: {accuracy: 0.95}     # end early
-"""
+from fedadc.data import DATASETS
+from fedadc.data.partition import PARTITIONS
+from fedadc.errors import unknown
+from fedadc.federation.schedule import SCHEDULES
+from fedadc.methods import METHODS, PAIRS, Method
+from fedadc.models import MODELS
+from fedadc.objectives import OBJECTIVES, CrossEntropy
+from fedadc.presets import PRESETS
 
 
 @dataclass(frozen=True)
@@ -42,44 +25,59 @@ class Entry:
     name: str
     summary: str
     settings: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)  # what else one should know
 
 
 def entries(what: str) -> list[Entry]:
     """The rows of one table."""
-    from fedadc.data import DATASETS
-    from fedadc.data.partition import PARTITIONS
-    from fedadc.federation.schedule import SCHEDULES
-    from fedadc.methods import METHODS, PAIRS
-    from fedadc.models import MODELS
-    from fedadc.objectives import OBJECTIVES
-
     if what == "datasets":
         return [_of_function(name, loader) for name, loader in DATASETS.items()]
     if what == "models":
         return [_of_function(name, cls) for name, cls in MODELS.items()]
+    if what == "presets":
+        return [
+            Entry(name, p.summary, {key: _flow(value) for key, value in p.tree.items()}) for name, p in PRESETS.items()
+        ]
+    if what == "methods":
+        plain = [_of_method(name, METHODS[name]()) for name in METHODS]
+        return plain + [_of_method(short, METHODS[m](objective=OBJECTIVES[o]())) for short, (m, o) in PAIRS.items()]
     tables: dict[str, dict[str, Any]] = {
-        "methods": METHODS, "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES,
+        "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES,
     }  # fmt: skip
     if what not in tables:
-        raise unknown("table", what, [*tables, "datasets", "models"])
-    rows = [_of_dataclass(name, cls) for name, cls in tables[what].items()]
-    if what == "methods":
-        for short, (name, objective) in PAIRS.items():
-            settings = _of_dataclass(name, METHODS[name]).settings
-            also = _of_dataclass(objective, OBJECTIVES[objective]).settings
-            rows.append(
-                Entry(
-                    short,
-                    f"{name} with objective {objective}",
-                    settings | {f"objective.{k}": v for k, v in also.items()},
-                )
-            )
-    return rows
+        raise unknown("table", what, [*tables, "datasets", "models", "methods", "presets"])
+    return [Entry(name, _summary(cls), _settings(cls)) for name, cls in tables[what].items()]
 
 
-def _of_dataclass(name: str, cls: Any) -> Entry:
+def _of_method(name: str, method: Method) -> Entry:
+    """A method, and what it costs beyond FedAvg at its default settings; for a pair also its objective's."""
+    objective = method.objective
+    owners: list[Any] = [method] if isinstance(objective, CrossEntropy) else [objective, method]
+    summary, settings = _summary(type(method)), _settings(type(method))
+    if len(owners) > 1:
+        summary = f"{type(method).__name__} with {type(objective).__name__}: {_summary(type(objective))}"
+        settings |= {f"objective.{key}": value for key, value in _settings(type(objective)).items()}
+    one = torch.zeros(1)
+    kept = {**method.client_state(one), **objective.client_state(one)}
+    times = (1 + len(method.tracked), 1 + len({*method.downlink, *objective.downlink})) if method.federated else (0, 0)
+    facts = {
+        "paper": next((o.paper for o in owners if o.paper), ""),
+        "up": f"×{times[0]}",
+        "down": f"×{times[1]}",
+        "client keeps": ", ".join(kept) or "–",
+        "extra computation": ", ".join(o.computation for o in owners if o.computation) or "–",
+    }
+    return Entry(name, summary, settings, facts)
+
+
+def _settings(cls: Any) -> dict[str, str]:
     fields = [f for f in dataclasses.fields(cls) if f.metadata.get("config", True)]
-    return Entry(name, _summary(cls), {f.name: f.metadata.get("default", _show(f.default)) for f in fields})
+    return {f.name: f.metadata.get("default", _show(f.default)) for f in fields}
+
+
+def _flow(tree: Any) -> str:
+    """As it could stand in a config."""
+    return yaml.safe_dump(tree, default_flow_style=True, sort_keys=False, width=1000).strip()
 
 
 def _of_function(name: str, function: Any) -> Entry:

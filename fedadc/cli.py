@@ -45,6 +45,9 @@ def run(
     config: Annotated[Path, typer.Argument(help="A YAML config; `fedadc init` writes one.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run directory (else runs/CONFIG-seedN).")] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="A method's settings of the paper (`fedadc list presets`), over CONFIG's.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
@@ -56,7 +59,7 @@ def run(
     from fedadc.terminal import progress_of_run, run_summary
 
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
-    chosen = load_config(config, changes)
+    chosen = load_config(config, changes, presets=preset or ())
     out = out or Path("runs") / f"{config.stem}-seed{chosen.seed}"
     with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
         result = run_config(
@@ -137,7 +140,7 @@ def evaluate(
 
 @app.command("list")
 def list_table(
-    what: Annotated[str, typer.Argument(help="methods, objectives, datasets, models, partitions or schedules.")],
+    what: Annotated[str, typer.Argument(help="methods, objectives, presets, datasets, models, ...")],
     json: Json = False,
 ) -> None:
     """Show what can be named in a config, with settings and defaults."""
@@ -150,8 +153,8 @@ def list_table(
 @app.command()
 def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedadc.yaml")) -> None:
     """Write a commented starter config."""
-    from fedadc.catalogue import STARTER
     from fedadc.errors import require
+    from fedadc.starter import STARTER
 
     require(not path.exists(), f"{path} exists already; choose another name.")
     try:

@@ -21,6 +21,7 @@ from fedadc.federation.schedule import SCHEDULES, Schedule
 from fedadc.federation.store import Storage
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
+from fedadc.presets import laid_over
 from fedadc.schema import Schema, Tables
 from fedadc.tree import override, read_yaml
 
@@ -141,15 +142,20 @@ class Config:
 
 
 def load_config(
-    source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] = (), folder: Path | None = None
+    source: Config | Mapping[str, Any] | str | Path,
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    presets: Sequence[str] = (),
 ) -> Config:
-    """A config from a file, a mapping or a config, with `key.sub=value` overrides, checked and complete."""
+    """A config from a file, a mapping or a config; presets laid over it, then `key.sub=value` overrides; checked."""
     if isinstance(source, Config):
         tree, folder = source.tree(), source.folder
     elif isinstance(source, Mapping):
         tree, folder = dict(source), folder or Path.cwd()
     else:
         tree, folder = read_yaml(Path(source)), folder or home_of(Path(source).resolve().parent)
+    for preset in presets:
+        tree = laid_over(tree, preset)
     for change in overrides:
         tree = override(tree, change)
         pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS

@@ -42,6 +42,7 @@ def run(
     source: Config | Mapping[str, Any] | str | Path,
     overrides: str | Sequence[str] = (),
     *,
+    preset: str | Sequence[str] = (),
     out: str | Path | None = None,
     overwrite: bool = False,
     data_dir: str | Path | None = None,
@@ -51,9 +52,11 @@ def run(
 ) -> RunResult:
     """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory.
 
+    A `preset` (or several) is laid over the config, then `key.sub=value` overrides.
     `watch` is called with the record of every round, `notes` with what the loader of the data did that one should know.
     """
-    config = load_config(source, [overrides] if isinstance(overrides, str) else overrides)
+    presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
+    config = load_config(source, changes, presets=presets)
     if out is not None:
         check_free(Path(out), overwrite)
     device = resolve_device(device)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def metrics_table(found: dict[str, Metrics], as_json: bool) -> None:
 
 def catalogue_table(what: str, entries: Sequence[Entry], as_json: bool) -> None:
     if as_json:
-        print(json.dumps([{"name": e.name, "summary": e.summary, "settings": e.settings} for e in entries], indent=2))
+        print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
     table = Table(title=what, title_justify="left")
     for heading in ("name", "what it is", "settings"):
@@ -181,6 +182,14 @@ def catalogue_table(what: str, entries: Sequence[Entry], as_json: bool) -> None:
         settings = "\n".join(f"{k}: {v}" for k, v in entry.settings.items())
         table.add_row(Text(entry.name), Text(entry.summary), Text(settings))
     out.print(table)
+    if not entries[0].facts:
+        return
+    facts = Table(title="what travels (in models) and what else it takes", title_justify="left")
+    for heading in ("name", *entries[0].facts):
+        facts.add_column(heading, no_wrap=heading == "name")
+    for entry in entries:
+        facts.add_row(Text(entry.name), *map(Text, entry.facts.values()))
+    out.print(facts)
 
 
 def holdings_picture(found: Holdings, as_json: bool) -> None:

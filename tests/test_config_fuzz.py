@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedadc.catalogue import STARTER
+from fedadc.starter import STARTER
 from fedadc.config import load_config
 from fedadc.errors import FedadcError
 from fedadc.plan import prepare

@@ -28,6 +28,7 @@ class FedADC(Method):
     server_lr: float = 1.0  # α
 
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
+    computation: ClassVar[str] = "1 vector operation / step"
     downlink: ClassVar[tuple[str, ...]] = ("m",)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class FedADCDouble(Method):
     server_lr: float = 1.0  # α
 
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
+    computation: ClassVar[str] = "3 vector operations / step"
     downlink: ClassVar[tuple[str, ...]] = ("m",)
     refused: ClassVar[Mapping[str, str]] = {
         "nesterov": "Algorithm 4 has no Nesterov form",

@@ -22,6 +22,7 @@ class FedAvgM(Method):
     server_lr: float = 1.0
 
     paper: ClassVar[str] = "Hsu et al., 2019"
+    computation: ClassVar[str] = "server only"
 
     def __post_init__(self) -> None:
         require_beta("fedavgm: beta", self.beta)

@@ -33,6 +33,7 @@ class FedDyn(Method):
     judged_by: Literal["mean", "server"] = "mean"
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
+    computation: ClassVar[str] = "2 vector operations / step"
 
     def __post_init__(self) -> None:
         require(0 < self.alpha < float("inf"), f"feddyn: alpha must be positive, not {self.alpha}.")

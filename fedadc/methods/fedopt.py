@@ -24,6 +24,7 @@ class FedOpt(Method):
     server_lr: float = 0.01  # η of their paper
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
+    computation: ClassVar[str] = "server only"
 
     def __post_init__(self) -> None:
         name = type(self).__name__.lower()

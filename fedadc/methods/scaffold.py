@@ -26,6 +26,7 @@ class Scaffold(Method):
     server_lr: float = 1.0  # η_g of its paper
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    computation: ClassVar[str] = "2 vector operations / step"
     downlink: ClassVar[tuple[str, ...]] = ("c",)
     tracked: ClassVar[tuple[str, ...]] = ("c",)
 

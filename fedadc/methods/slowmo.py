@@ -18,6 +18,7 @@ class SlowMo(Method):
     server_lr: float = 1.0  # α
 
     paper: ClassVar[str] = "Wang et al., ICLR 2020"
+    computation: ClassVar[str] = "server only"
 
     def __post_init__(self) -> None:
         require_beta("slowmo: beta", self.beta)

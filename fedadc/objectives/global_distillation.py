@@ -32,7 +32,7 @@ class GlobalDistillation(Objective):
     window: int = 1  # M, global models in the teacher
 
     paper: ClassVar[str] = "Yao et al., 2021"
-    computation: ClassVar[str] = "a teacher's forward pass"
+    computation: ClassVar[str] = "1 forward pass / round"
 
     def __post_init__(self) -> None:
         require_weight("global_distillation: lam", self.lam)

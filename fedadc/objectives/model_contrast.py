@@ -33,7 +33,7 @@ class ModelContrast(Objective):
     tau: float = 0.5  # the temperature of the cosines
 
     paper: ClassVar[str] = "Li et al., CVPR 2021"
-    computation: ClassVar[str] = "two forward passes"
+    computation: ClassVar[str] = "2 forward passes / round"
 
     def __post_init__(self) -> None:
         require_weight("model_contrast: mu", self.mu)

@@ -28,7 +28,7 @@ class NotTrueDistillation(Objective):
     tau: float = 1.0  # τ, the temperature of student and teacher
 
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
-    computation: ClassVar[str] = "a teacher's forward pass"
+    computation: ClassVar[str] = "1 forward pass / round"
 
     def __post_init__(self) -> None:
         require_weight("not_true_distillation: beta", self.beta)

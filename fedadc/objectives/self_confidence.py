@@ -32,7 +32,7 @@ class SelfConfidence(Objective):
     tau_squared: bool = False  # multiply the KL term by τ², as cs-kd does and the paper does not
 
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
-    computation: ClassVar[str] = "a teacher's forward pass"
+    computation: ClassVar[str] = "1 forward pass / round"
 
     def __post_init__(self) -> None:
         require(0 <= self.lam <= 1, f"self_confidence: lam must lie in [0, 1], not {self.lam}.")

@@ -1,0 +1,30 @@
+"""The config that `fedadc init` writes."""
+
+from __future__ import annotations
+
+STARTER = """\
+# A run of FedADC. Train with: fedadc run THIS_FILE     Change a setting: fedadc run THIS_FILE local.lr=0.05
+seed: 0                      # everything random derives from it; data.seed and model.seed default to it
+rounds: 60
+data:
+  name: digits               # fedadc list datasets; your own: npz, folder, csv (with path: ...), or module:function
+  clients: 50
+  partition: {name: sort, labels_per_client: 2}   # fedadc list partitions
+  # test: 0.2                # a share (or a file) where the data has no test part
+  # validation: 0.1          # a share for choosing settings
+  # augment: {crop: 4, flip: true}
+model: {name: mlp, hidden: [64, 64]}              # fedadc list models; your own: module:Class
+method: {name: fedadc, beta: 0.9, nesterov: true} # fedadc list methods; beta_local defaults to beta, server_lr to 1
+objective: {name: cross_entropy}                  # fedadc list objectives; method fedadc+ brings self_confidence
+local:
+  steps: 8                   # H; or epochs: 2
+  batch_size: 16
+  lr: 0.1
+  # schedule: {name: cosine} # fedadc list schedules
+  weight_decay: 0.0
+  momentum: 0.0
+  # clip: 10.0               # largest norm of the gradient
+cohort: {size: 10}           # clients per round; or ratio: 0.2
+evaluate: {every: 1}         # rounds; metrics: [top5, macro_f1, per_class]
+# stop: {accuracy: 0.95}     # end early
+"""
