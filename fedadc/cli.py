@@ -122,6 +122,36 @@ def compare(
 
 
 @app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(help="An experiment file; the experiments folder has some.")],
+    out: Annotated[Path | None, typer.Option(help="The folder of its runs (else runs/FILE).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (else as many as there are cores).")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Train several methods, each with its grid of settings, and compare them at their best. Finished runs are kept."""
+    from fedadc.experiment import choose, read_experiment, run_trials, write_choices
+    from fedadc.report import as_json, plot, summarise
+    from fedadc.terminal import choices_table, comparison, progress_of_trials, say
+
+    plan, trials = read_experiment(file)
+    out = out or Path("runs") / file.stem
+    with progress_of_trials(len(trials)) as watch:
+        failed = run_trials(trials, out, jobs or os.cpu_count() or 1, data_dir, watch)
+    choices = choose(plan, trials, out, failed)
+    write_choices(choices, plan.choose_by, out / "choices.json")
+    runs = [run for choice in choices for run in choice.runs]
+    rows, picture = summarise(runs, plan.target), out / "convergence.png"
+    plot(runs, picture, title=plan.title)
+    if json:
+        typer.echo(as_json(rows))
+        return
+    comparison(rows, plan.title)
+    choices_table(choices, plan.choose_by)
+    say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     data: Annotated[Path | None, typer.Option(help="Other samples: .npz, .csv or a folder of images.")] = None,

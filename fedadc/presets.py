@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedadc.errors import unknown
+from fedadc.tree import overlay
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def laid_over(tree: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """A config's tree with a preset over it: a node with a name is replaced, other keys one by one."""
+    """A config's tree with a preset over it."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    return _over(tree, PRESETS[preset].tree)
-
-
-def _over(tree: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(tree)
-    for key, value in fragment.items():
-        below = result.get(key)
-        if isinstance(below, str):
-            below = {"name": below}  # model: cnn
-        if isinstance(value, Mapping) and "name" not in value and isinstance(below, Mapping):
-            value = _over(below, value)
-        result[key] = value
-    return result
+    return overlay(tree, PRESETS[preset].tree)

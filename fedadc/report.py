@@ -42,7 +42,7 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
     """A row per setting, in the order in which settings first appear."""
     require(bool(runs), "there is no run to compare.")
     groups, better = group(runs), max if higher_is_better(metric) else min
-    finals = {label: [_final(r, metric) for r in members] for label, members in groups.items()}
+    finals = {label: [final(r, metric) for r in members] for label, members in groups.items()}
     require(
         target is None or not is_share(metric) or 0 < target <= 1, f"--target is a share such as 0.9, not {target}."
     )
@@ -139,7 +139,8 @@ def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
     return points
 
 
-def _final(run: RecordedRun, metric: str) -> float:
+def final(run: RecordedRun, metric: str) -> float:
+    """A run's value: the mean over those of its last rounds that were evaluated."""
     points = curve(run, metric)
     return statistics.mean(v for t, v in points if t > points[-1][0] - LAST)
 

@@ -25,6 +25,7 @@ from rich.text import Text
 from fedadc.catalogue import Entry
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Metrics
+from fedadc.experiment import Choice
 from fedadc.holdings import Holdings
 from fedadc.report import Summary, table_rows
 from fedadc.runner import RunResult
@@ -49,14 +50,15 @@ def say(text: str) -> None:
 class _Lines:
     """Progress where there is no terminal: a line now and then."""
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.began = total, 0, time.monotonic()
+    def __init__(self, total: int, unit: str) -> None:
+        self.total, self.unit, self.done, self.began = total, unit, 0, time.monotonic()
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
         self.done += 1
         if self.done % max(1, self.total // 10) == 0 or self.done == self.total:
             left = (time.monotonic() - self.began) / self.done * (self.total - self.done)
-            err.print(Text(f"{what}: {self.done}/{self.total} rounds, {_state(record)}, {left:.0f} s left"))
+            parts = (f"{what}: {self.done}/{self.total} {self.unit}", _state(record), f"{left:.0f} s left")
+            err.print(Text(", ".join(filter(None, parts))))
 
 
 def _state(record: dict[str, Any]) -> str:
@@ -64,13 +66,13 @@ def _state(record: dict[str, Any]) -> str:
     if isinstance(accuracy, float):
         return f"accuracy {100 * accuracy:5.1f} %"
     loss = record.get("train_loss")
-    return f"loss {loss:.3f}" if isinstance(loss, float) else "loss –"
+    return f"loss {loss:.3f}" if isinstance(loss, float) else ""
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+def _bar(total: int, unit: str = "rounds") -> Iterator[Callable[[str, dict[str, Any]], None]]:
     if not err.is_terminal:
-        yield _Lines(total).advance
+        yield _Lines(total, unit).advance
         return
     columns = (
         TextColumn("{task.description}"),
@@ -113,6 +115,12 @@ def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str
 
 
 @contextmanager
+def progress_of_trials(trials: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    with _bar(trials, "runs") as advance:
+        yield advance
+
+
+@contextmanager
 def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
     if not err.is_terminal:
         yield None
@@ -133,6 +141,19 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
             progress.update(tasks[what], completed=done)
 
         yield update
+
+
+def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
+    """What was chosen for each, and on which figures."""
+    table = Table(title=f"chosen by {choose_by.replace('_', ' ')}", title_justify="left")
+    for heading in ("run", "chosen", "of", "failed"):
+        table.add_column(heading, justify="left" if heading in ("run", "chosen") else "right")
+    for choice in choices:
+        scores = choice.scores.values()
+        table.add_row(
+            Text(choice.label), Text(choice.described()), str(len(scores)), str(sum(s is None for s in scores))
+        )
+    out.print(table)
 
 
 def comparison(rows: Sequence[Summary], title: str) -> None:

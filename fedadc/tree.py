@@ -84,10 +84,29 @@ def override(tree: Mapping[str, Any], text: str) -> dict[str, Any]:
     return _with(tree, parts, parse_yaml(value, f"the value of {key}"), key)
 
 
+def changed(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The tree with the value of `key.sub` changed."""
+    require(isinstance(key, str) and all(key.split(".")), f"{key!r} is not a key such as local.lr.")
+    return _with(tree, key.split("."), value, key)
+
+
+def overlay(tree: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with a fragment laid over it: a node with a name is replaced, other keys one by one."""
+    result = dict(tree)
+    for key, value in fragment.items():
+        below = result.get(key)
+        if isinstance(below, str):
+            below = {"name": below}  # model: cnn
+        if isinstance(value, Mapping) and "name" not in value and isinstance(below, Mapping):
+            value = overlay(below, value)
+        result[key] = value
+    return result
+
+
 def _with(tree: Any, parts: Sequence[str], value: Any, key: str) -> dict[str, Any]:
     if isinstance(tree, str) and parts:
         tree = {"name": tree}  # method: fedadc, then method.beta=0.8
     require(tree is None or isinstance(tree, Mapping), f"{key}: {parts[0]} stands below a plain value.")
-    changed: dict[str, Any] = dict(tree or {})
-    changed[parts[0]] = value if len(parts) == 1 else _with(changed.get(parts[0]), parts[1:], value, key)
-    return changed
+    result: dict[str, Any] = dict(tree or {})
+    result[parts[0]] = value if len(parts) == 1 else _with(result.get(parts[0]), parts[1:], value, key)
+    return result

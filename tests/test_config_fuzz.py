@@ -13,10 +13,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedadc.starter import STARTER
 from fedadc.config import load_config
 from fedadc.errors import FedadcError
 from fedadc.plan import prepare
+from fedadc.starter import STARTER
 
 VALID: dict[str, Any] = yaml.safe_load(STARTER)
 VALID["data"]["augment"] = {"crop": 1, "flip": True}

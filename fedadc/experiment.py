@@ -1,0 +1,192 @@
+"""An experiment file: several methods, each with a grid of settings, every setting with every seed.
+
+Each method gets the same number of settings. The one with the best mean over seeds on validation data is its own; the
+table shows the test figures of that one, which took no part in the choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import multiprocessing
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedadc.config import TABLES, Config, load_config
+from fedadc.errors import FedadcError, require
+from fedadc.record import RecordedRun, read_run, write_text
+from fedadc.report import final, higher_is_better
+from fedadc.schema import Schema
+from fedadc.tree import changed, overlay, read_yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One row of the table: what differs from `base`, and the settings to choose from."""
+
+    set: dict[str, Any] = field(default_factory=dict)  # laid over `base`
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # key.sub -> values; all combinations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What an experiment file says."""
+
+    title: str
+    base: dict[str, Any]  # a config without method and seed
+    runs: dict[str, Any]  # label -> candidate
+    seeds: list[int]
+    budget: int  # settings per label, the same for all
+    choose_by: str = "validation_accuracy"
+    target: float | None = None  # the accuracy whose first round is told
+
+    def __post_init__(self) -> None:
+        require(bool(self.seeds), "seeds must name at least one seed.")
+        require(len(set(self.seeds)) == len(self.seeds), f"seeds name one twice: {self.seeds}.")
+        require(bool(self.runs), "runs must name at least one method.")
+        require(
+            not self.choose_by.startswith("test"),
+            f"choose_by is {self.choose_by}, but settings are never chosen on test data; name a validation metric.",
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one label with one seed."""
+
+    label: str
+    setting: tuple[tuple[str, Any], ...]  # of the grid
+    config: Config
+    folder: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a label, and by what figures."""
+
+    label: str
+    setting: tuple[tuple[str, Any], ...]
+    scores: dict[tuple[tuple[str, Any], ...], float | None]  # None: training failed
+    runs: list[RecordedRun]
+
+    def described(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.setting)
+
+
+def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
+    """The experiment of a file and all its trials; every config in it is checked."""
+    schema = Schema(TABLES, path.resolve().parent)
+    experiment = schema.build(Experiment, read_yaml(path))
+    return experiment, list(_trials(experiment, schema))
+
+
+def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
+    folders: dict[str, str] = {}
+    for label, tree in experiment.runs.items():
+        candidate = schema.build(Candidate, tree or {}, f"runs.{label}")
+        grid = [[(key, value) for value in values] for key, values in candidate.grid.items()]
+        points = list(product(*grid))
+        require(
+            len(points) == experiment.budget,
+            f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every one.",
+        )
+        slug = re.sub(r"[^a-z0-9+]+", "-", label.lower()).strip("-")
+        other = folders.setdefault(slug, label)
+        require(other == label, f"runs {other!r} and {label!r} would share the folder {slug!r}; rename one of them.")
+        for number, point in enumerate(points, start=1):
+            tree = overlay(experiment.base, candidate.set)
+            for key, value in point:
+                tree = changed(tree, key, value)
+            for seed in experiment.seeds:
+                config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
+                yield Trial(label, point, config, f"{slug}/{number:02d}-{_mark(config)}-seed{seed}")
+
+
+def _mark(config: Config) -> str:
+    """Short for a config but its seed, so that a changed file never takes old runs for its own."""
+    tree = {key: value for key, value in config.tree().items() if key != "seed"}
+    return hashlib.blake2b(json.dumps(tree, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+
+
+def run_trials(
+    trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
+) -> dict[str, str]:
+    """Train what is not there yet, several at once; returns what failed, folder -> reason."""
+    todo = [trial for trial in trials if not _finished(out / trial.folder, trial.config.rounds)]
+    for trial in trials:
+        if trial not in todo:
+            watch(trial.label, {})
+    failed: dict[str, str] = {}
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in todo}
+        try:
+            for done in as_completed(running):
+                trial = running[done]
+                record, reason = done.result()
+                if reason is not None:
+                    failed[trial.folder] = reason
+                watch(trial.label, record)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
+
+
+def _train(
+    tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None
+) -> tuple[dict[str, Any], str | None]:
+    """In a process of its own: the last record, or why there is none."""
+    from fedadc.runner import run
+
+    try:
+        config = load_config(tree, folder=folder)
+        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None).history[-1], None
+    except FedadcError as error:
+        return {}, str(error)
+
+
+def _finished(path: Path, rounds: int) -> bool:
+    try:
+        return bool(read_run(path).records[-1]["round"] == rounds)
+    except FedadcError:
+        return False
+
+
+def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, failed: Mapping[str, str]) -> list[Choice]:
+    """The best setting of every label, by the mean over seeds on validation data; the first of equals."""
+    choices = []
+    sign = 1 if higher_is_better(experiment.choose_by) else -1
+    for label in experiment.runs:
+        of_setting: dict[tuple[tuple[str, Any], ...], list[Trial]] = {}
+        for trial in trials:
+            if trial.label == label:
+                of_setting.setdefault(trial.setting, []).append(trial)
+        scores: dict[tuple[tuple[str, Any], ...], float | None] = {}
+        for setting, members in of_setting.items():
+            bad = any(t.folder in failed for t in members)
+            finals = [] if bad else [final(read_run(out / t.folder), experiment.choose_by) for t in members]
+            scores[setting] = statistics.mean(finals) if finals else None
+        best = max(scores, key=lambda s: -math.inf if scores[s] is None else sign * float(scores[s] or 0))
+        reason = next((failed[t.folder] for t in of_setting[best] if t.folder in failed), "")
+        require(scores[best] is not None, f"{label}: no setting could be trained: {reason}")
+        choices.append(Choice(label, best, scores, [read_run(out / t.folder) for t in of_setting[best]]))
+    return choices
+
+
+def write_choices(choices: Sequence[Choice], choose_by: str, path: Path) -> None:
+    """All settings with their validation figures, the chosen ones marked."""
+    tree = {
+        choice.label: {
+            "chosen": dict(choice.setting),
+            choose_by: [{"setting": dict(setting), "mean": score} for setting, score in choice.scores.items()],
+        }
+        for choice in choices
+    }
+    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
