@@ -149,10 +149,8 @@ def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
     for heading in ("run", "chosen", "of", "failed"):
         table.add_column(heading, justify="left" if heading in ("run", "chosen") else "right")
     for choice in choices:
-        scores = choice.scores.values()
-        table.add_row(
-            Text(choice.label), Text(choice.described()), str(len(scores)), str(sum(s is None for s in scores))
-        )
+        scores = list(choice.scores.values())
+        table.add_row(Text(choice.label), Text(choice.described()), str(len(scores)), str(scores.count(None)))
     out.print(table)
 
 

@@ -102,7 +102,7 @@ COMMANDS = list(commands(typer.main.get_command(cli.app)))
 
 
 def test_the_commands_are_those_that_are_promised() -> None:
-    promised = {"run", "demo", "compare", "evaluate", "list", "init", "data", "data get", "data show"}
+    promised = {"run", "demo", "compare", "experiment", "evaluate", "list", "init", "data", "data get", "data show"}
     assert promised <= {" ".join(words) for words in COMMANDS}
 
 

@@ -15,7 +15,11 @@ from fedadc.data import DATASETS
 from fedadc.evaluate import Evaluation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.store import Storage
+from fedadc.methods import METHODS
+from fedadc.objectives import OBJECTIVES
 from fedadc.plan import prepare
+from fedadc.runner import run
+from fedadc.tree import overlay, parse_yaml
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -33,6 +37,31 @@ def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_config_example_is_complete() -> None:
     (text,) = (text for language, text in BLOCKS if language == "yaml")
     assert prepare(load_config(yaml.safe_load(text))).federation.cohort == 10
+
+
+METHOD_PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+DIGITS = {
+    "rounds": 1,
+    "data": {"name": "digits", "clients": 10, "partition": {"name": "sort", "labels_per_client": 2}},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"steps": 2, "batch_size": 8},
+    "cohort": {"size": 3},
+}
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", METHOD_PAGE, flags=re.DOTALL))
+def test_every_example_of_a_method_runs(text: str) -> None:
+    assert len(text.strip().splitlines()) == 2
+    assert run(overlay(DIGITS, parse_yaml(text, "docs"))).history[-1]["train_loss"] > 0
+
+
+def test_every_method_has_its_example() -> None:
+    examples = [parse_yaml(text, "docs") for text in re.findall(r"```yaml\n(.*?)```", METHOD_PAGE, flags=re.DOTALL)]
+    configs = [load_config(overlay(DIGITS, example)) for example in examples]
+    shown = {type(c.method) for c in configs}
+    missing = {name for name, cls in METHODS.items() if cls not in shown}
+    assert missing <= {"fedyogi", "fedadagrad"}  # one section and one example for the three of one paper
+    assert {type(c.objective) for c in configs} == set(OBJECTIVES.values())
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,8 +1,10 @@
-"""Every method against the independent NumPy reference, to 1e-10 over several rounds."""
+"""Every method with every objective against the independent NumPy reference, to 1e-10 after every round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,37 +17,69 @@ from fedadc.data.batches import shuffled
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.schedule import Exponential
-from fedadc.methods import FedADC, FedADCDouble, FedAvg, Method, SlowMo
-from fedadc.models import Logistic
-from fedadc.objectives import CrossEntropy, Objective, SelfConfidence
+from fedadc.methods import (
+    FedAdagrad,
+    FedAdam,
+    FedADC,
+    FedADCDouble,
+    FedAvg,
+    FedAvgM,
+    FedDyn,
+    FedProx,
+    FedYogi,
+    LocalOnly,
+    Scaffold,
+    SlowMo,
+)
+from fedadc.models import MLP
+from fedadc.objectives import (
+    CrossEntropy,
+    GlobalDistillation,
+    ModelContrast,
+    NotTrueDistillation,
+    RestrictedSoftmax,
+    SelfConfidence,
+)
 from fedadc.rng import generator
 
-METHODS: dict[str, tuple[Method, str, dict[str, float]]] = {
-    "fedavg": (FedAvg(), "fedavg", {}),
-    "slowmo": (SlowMo(beta=0.7, server_lr=0.8), "slowmo", {"beta": 0.7, "alpha": 0.8}),
-    "heavy-ball": (FedADC(beta=0.8), "fedadc heavy-ball", {"beta": 0.8, "beta_local": 0.8}),
-    "nesterov": (FedADC(beta=0.8, nesterov=True), "fedadc nesterov", {"beta": 0.8, "beta_local": 0.8}),
-    "two betas": (
-        FedADC(beta=0.9, beta_local=0.5, nesterov=True, server_lr=1.2),
-        "fedadc nesterov",
-        {"beta": 0.9, "beta_local": 0.5, "alpha": 1.2},
-    ),
-    "double": (
-        FedADCDouble(beta=0.8, phi=0.6, server_lr=0.9),
-        "fedadc double",
-        {"beta": 0.8, "beta_local": 0.8, "phi": 0.6, "alpha": 0.9},
-    ),
+CLIENTS, ROUNDS, SEED = 6, 6, 3
+
+
+def pair(ours: Callable[..., Any], theirs: Callable[..., Any], **settings: Any) -> tuple[Any, Any]:
+    return ours(**settings), theirs(**settings)
+
+
+METHODS = {
+    "fedavg": pair(FedAvg, reference.fedavg),
+    "slowmo": pair(SlowMo, reference.slowmo, beta=0.7, server_lr=0.8),
+    "heavy-ball": pair(FedADC, reference.fedadc, beta=0.8),
+    "nesterov": pair(FedADC, reference.fedadc, beta=0.8, nesterov=True),
+    "two betas": pair(FedADC, reference.fedadc, beta=0.9, beta_local=0.5, nesterov=True, server_lr=1.2),
+    "double": pair(FedADCDouble, reference.fedadc_double, beta=0.8, phi=0.6, server_lr=0.9),
+    "fedprox": pair(FedProx, reference.fedprox, mu=0.3),
+    "feddyn": pair(FedDyn, reference.feddyn, alpha=0.3, alpha_by_size=False),
+    "feddyn by size": pair(FedDyn, reference.feddyn, alpha=0.3, alpha_by_size=True),
+    "scaffold": pair(Scaffold, reference.scaffold, server_lr=0.9),
+    "fedavgm": pair(FedAvgM, reference.fedavgm, beta=0.7, server_lr=0.8),
+    "fedadam": pair(FedAdam, reference.fedadam, beta1=0.8, beta2=0.9, tau=0.01, server_lr=0.1),
+    "fedyogi": pair(FedYogi, reference.fedyogi, beta1=0.8, beta2=0.9, tau=0.01, server_lr=0.1),
+    "fedadagrad": pair(FedAdagrad, reference.fedadagrad, beta1=0.4, tau=0.01, server_lr=0.1),
+    "local_only": pair(LocalOnly, reference.local_only),
 }
-OBJECTIVES: dict[str, tuple[Objective, Any]] = {
-    "cross_entropy": (CrossEntropy(), reference.cross_entropy),
-    "received": (SelfConfidence(lam=0.4, tau=1.0), reference.self_confidence(0.4, 1.0, "received")),
-    "tau": (SelfConfidence(lam=0.4, tau=2.5), reference.self_confidence(0.4, 2.5, "received")),
-    "tau squared": (
-        SelfConfidence(lam=0.4, tau=2.5, tau_squared=True),
-        reference.self_confidence(0.4, 2.5, "received", tau_squared=True),
-    ),
-    "self": (SelfConfidence(lam=0.4, tau=1.5, teacher="self"), reference.self_confidence(0.4, 1.5, "self")),
-}  # fmt: skip
+OBJECTIVES = {
+    "cross_entropy": pair(CrossEntropy, reference.cross_entropy),
+    "received": pair(SelfConfidence, reference.self_confidence, lam=0.4, tau=1.0, teacher="received"),
+    "tau": pair(SelfConfidence, reference.self_confidence, lam=0.4, tau=2.5, teacher="received"),
+    "tau squared": pair(SelfConfidence, reference.self_confidence, lam=0.4, tau=2.5, tau_squared=True),
+    "self": pair(SelfConfidence, reference.self_confidence, lam=0.4, tau=1.5, teacher="self"),
+    "restricted": pair(RestrictedSoftmax, reference.restricted_softmax, alpha=0.5, soft=False),
+    "restricted softly": pair(RestrictedSoftmax, reference.restricted_softmax, alpha=0.3, soft=True),
+    "not true": pair(NotTrueDistillation, reference.not_true_distillation, beta=0.7, tau=1.0),
+    "not true, tau": pair(NotTrueDistillation, reference.not_true_distillation, beta=0.7, tau=2.5),
+    "global": pair(GlobalDistillation, reference.global_distillation, lam=0.6, tau=0.5, window=1),
+    "global, window": pair(GlobalDistillation, reference.global_distillation, lam=0.6, tau=2.0, window=3),
+    "contrast": pair(ModelContrast, reference.model_contrast, mu=2.0, tau=0.5),
+}
 WORK = {
     "steps": LocalWork(steps=5, batch_size=4, lr=0.3),
     "epochs": LocalWork(epochs=2, batch_size=4, lr=0.3, schedule=Exponential(gamma=0.8)),  # unequal H, changing lr
@@ -53,38 +87,130 @@ WORK = {
         epochs=2, batch_size=4, lr=0.3, weight_decay=0.05, clip=0.5, momentum=0.6, schedule=Exponential(gamma=0.8)
     ),
 }
+WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly"}  # objectives for local_only
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
-@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_method_equals_numpy(method: Any, objective: Any, work: LocalWork, weighting: Any) -> None:
-    ours, name, settings = method
-    if name == "fedadc double":
-        work = replace(work, momentum=0.0)
-    data = small_federation()
-    torch.manual_seed(1)
-    federation = Federation(
-        model=Logistic((5,), 4).double(), data=data, method=replace(ours, objective=objective[0]), local=work, cohort=3,
-        weighting=weighting, seed=3,
-    )  # fmt: skip
-    held = federation.clients
-    rounds, done = [], None
-    for done in federation.rounds(6):
-        batches = {
-            k: list(shuffled(len(held[k]), 4, work.steps, work.epochs, generator(3, "batches", done.round, k)))
-            for k in done.cohort
-        }
-        rounds.append((done.lr, batches))
-    assert done is not None
-    x, y = data.train.x.numpy(), data.train.y.numpy()
-    problem = reference.Problem(
-        [x[held[k]] for k in range(6)], [y[held[k]] for k in range(6)], 4, work.weight_decay, work.clip, work.momentum
-    )
-    start = federation.start().theta.numpy()
-    theta, m = reference.train(problem, start, rounds, name, objective[1], weights=weighting, **settings)
-    assert np.abs(theta - start).max() > 1e-2  # it moved
-    np.testing.assert_allclose(done.state.theta.numpy(), theta, rtol=0, atol=1e-10)
-    if "m" in done.state.server:
-        np.testing.assert_allclose(done.state.server["m"].numpy(), m, rtol=0, atol=1e-10)
+def weightings(method: str) -> list[str]:
+    return ["uniform"] if method.startswith("feddyn") else ["uniform", "samples"]
+
+
+def together(method: str, objective: str) -> bool:
+    return method != "local_only" or objective in WITHOUT_GLOBAL_MODEL
+
+
+class Match:
+    """The package and the reference on the same federation, side by side."""
+
+    def __init__(self, method: str, objective: str = "cross_entropy", work: str = "all", weighting: Any = "uniform"):
+        local = self.local = WORK[work]
+        if method in ("double", "scaffold"):  # they refuse local momentum
+            local = self.local = replace(local, momentum=0.0)
+        projection = {"projection": 6} if objective == "contrast" else {}
+        (our_method, their_method), (our_objective, their_objective) = METHODS[method], OBJECTIVES[objective]
+        data = small_federation(clients=CLIENTS)
+        torch.manual_seed(1)
+        self.federation = Federation(
+            model=MLP((5,), 4, hidden=[7], **projection).double(),
+            data=data,
+            method=replace(our_method, objective=our_objective),
+            local=local,
+            cohort=3,
+            weighting=weighting,
+            seed=SEED,
+        )
+        held = [self.federation.clients[k] for k in range(CLIENTS)]
+        self.sizes = np.array([len(positions) for positions in held])
+        self.problem = reference.Problem(
+            network=reference.mlp(5, 7, 4, **projection),
+            x=[data.train.x.numpy()[positions] for positions in held],
+            y=[data.train.y.numpy()[positions] for positions in held],
+            method=their_method,
+            objective=their_objective,
+            weighting=weighting,
+            weight_decay=local.weight_decay,
+            clip=local.clip,
+            momentum=local.momentum,
+        )
+
+    def batches(self, t: int, k: int) -> list[Any]:
+        rng = generator(SEED, "batches", t, k)
+        return list(shuffled(self.sizes[k], self.local.batch_size, self.local.steps, self.local.epochs, rng))
+
+    def play(self, lost: Callable[[], set[int]] = set) -> Iterator[Any]:
+        """The package's state after every round, once it is seen to equal the reference's."""
+        first = self.federation.start().theta.numpy().copy()
+        run = reference.start(self.problem, first)
+        for done in self.federation.rounds(ROUNDS):
+            cohort = {k: self.batches(done.round, k) for k in done.cohort}
+            run = reference.next_round(self.problem, run, done.lr, cohort, lost())
+            agree(done.state, run)
+            yield done.state
+        models = [own["model"] for own in run.clients.values() if "model" in own] or [run.theta]
+        assert all(np.abs(model - first).max() > 1e-2 for model in models)  # they moved
+
+
+def agree(state: Any, run: reference.Run) -> None:
+    np.testing.assert_allclose(state.theta.numpy(), run.theta, rtol=0, atol=1e-10)
+    same(state.server, run.server)
+    assert set(state.clients) == set(run.clients)
+    for k, expected in run.clients.items():
+        same(state.clients[k], expected)
+
+
+def same(found: Any, expected: reference.State) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name].numpy(), value, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize(("method", "weighting"), [(m, by) for m in METHODS for by in weightings(m)])
+def test_a_method_equals_numpy(method: str, weighting: str, work: str) -> None:
+    assert len(list(Match(method, work=work, weighting=weighting).play())) == ROUNDS
+
+
+@pytest.mark.parametrize(("method", "objective"), [both for both in product(METHODS, OBJECTIVES) if together(*both)])
+def test_a_method_with_an_objective_equals_numpy(method: str, objective: str) -> None:
+    assert len(list(Match(method, objective, weighting=weightings(method)[-1]).play())) == ROUNDS
+
+
+class EverySecond:
+    """An engine that loses every second report."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.seen = 0
+        self.lost: list[set[int]] = []  # per round
+
+    def run(self, broadcast: Any, orders: Any) -> Iterator[Any]:
+        self.lost.append(set())
+        for report in self.inner.run(broadcast, orders):
+            self.seen += 1
+            if self.seen % 2:
+                yield report
+            else:
+                self.lost[-1].add(report.client)
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("feddyn", "cross_entropy"),
+        ("feddyn by size", "cross_entropy"),
+        ("scaffold", "cross_entropy"),
+        ("local_only", "cross_entropy"),
+        ("fedavg", "contrast"),
+        ("feddyn", "contrast"),
+        ("scaffold", "contrast"),
+    ],
+)
+def test_lost_reports_leave_no_trace(method: str, objective: str) -> None:
+    """And the server's c and h stay the means of all N clients' (a client without a state has 0)."""
+    match = Match(method, objective)
+    match.federation.engine = engine = EverySecond(match.federation.engine)
+    weights = match.sizes / match.sizes.mean() if method == "feddyn by size" else np.ones(CLIENTS)
+    for state in match.play(lambda: engine.lost[-1]):
+        for name in {"c", "h"} & state.server.keys():
+            mean = sum(weights[k] * own[name].numpy() for k, own in state.clients.items()) / CLIENTS
+            np.testing.assert_allclose(state.server[name].numpy(), mean, rtol=0, atol=1e-12)
+    assert [len(lost) for lost in engine.lost] == [1, 2] * (ROUNDS // 2)

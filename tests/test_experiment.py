@@ -1,0 +1,136 @@
+"""Experiments: the same budget for all, chosen on validation data, finished runs kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedadc.errors import FedadcError
+from fedadc.experiment import choose, read_experiment, run_trials
+from fedadc.record import read_run
+from fedadc.report import final
+
+SMALL: dict[str, Any] = {
+    "title": "small",
+    "seeds": [0, 1],
+    "budget": 2,
+    "base": {
+        "rounds": 3,
+        "data": {"name": "digits", "clients": 10, "validation": 0.2},
+        "model": {"name": "mlp", "hidden": [8]},
+        "local": {"steps": 3, "batch_size": 8, "lr": 0.1},
+        "cohort": {"size": 3},
+    },
+    "runs": {
+        "FedAvg": {"grid": {"local.lr": [1e-5, 0.2]}},
+        "FedADC, wild": {"set": {"method": "fedadc"}, "grid": {"local.lr": [0.1, 1e25]}},
+    },
+}
+
+
+def written(folder: Path, tree: Any) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def test_the_best_on_validation_data_is_chosen_and_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
+    plan, trials = read_experiment(written(tmp_path, SMALL))
+    assert len(trials) == 2 * 2 * 2 and len({t.folder for t in trials}) == len(trials)
+    failed = run_trials(trials, tmp_path / "out", 2, None, lambda label, record: None)
+    assert len(failed) == 2 and all("no longer finite" in reason for reason in failed.values())
+    average, wild = choose(plan, trials, tmp_path / "out", failed)
+    assert dict(average.setting) == {"local.lr": 0.2} and dict(wild.setting) == {"local.lr": 0.1}
+    assert list(wild.scores.values())[1] is None  # the diverged one
+    for choice in (average, wild):
+        assert [r.tree["seed"] for r in choice.runs] == [0, 1]
+        mean = sum(final(r, "validation_accuracy") for r in choice.runs) / 2
+        assert choice.scores[choice.setting] == pytest.approx(mean)
+
+    before = {t.folder: (tmp_path / "out" / t.folder / "metrics.jsonl") for t in trials if t.folder not in failed}
+    stamps = {folder: path.stat().st_mtime_ns for folder, path in before.items()}
+    assert run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None).keys() == failed.keys()
+    assert {folder: path.stat().st_mtime_ns for folder, path in before.items()} == stamps
+
+
+def test_an_unfinished_or_changed_run_is_trained_again(tmp_path: Path) -> None:
+    tree = {**SMALL, "runs": {"FedAvg": SMALL["runs"]["FedAvg"]}}
+    _, trials = read_experiment(written(tmp_path, tree))
+    run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    metrics = tmp_path / "out" / trials[0].folder / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # as if it had been killed
+    run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    again = [{**json.loads(line), "seconds": 0} for line in metrics.read_text().splitlines()]
+    assert again == [{**json.loads(line), "seconds": 0} for line in whole.splitlines()]
+    tree["base"] = {**SMALL["base"], "rounds": 4}
+    _, longer = read_experiment(written(tmp_path, tree))
+    assert not {t.folder for t in longer} & {t.folder for t in trials}
+
+
+def test_an_experiments_run_is_the_same_as_its_config_alone(tmp_path: Path) -> None:
+    from fedadc.runner import run
+
+    _, trials = read_experiment(written(tmp_path, SMALL))
+    run_trials(trials[:1], tmp_path / "out", 1, None, lambda label, record: None)
+    recorded = read_run(tmp_path / "out" / trials[0].folder).records
+    assert [replace_seconds(r) for r in recorded] == [replace_seconds(r) for r in run(trials[0].config).history]
+
+
+def replace_seconds(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "seconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget": 3}, r"runs\.FedAvg\.grid has 2 settings, but the budget is 3"),
+        ({"choose_by": "test_accuracy"}, "never chosen on test data"),
+        ({"seeds": []}, "at least one seed"),
+        ({"seeds": [1, 1]}, "twice"),
+        ({"runs": {}}, "at least one method"),
+        ({"runs": {"A": {"gird": {}}}}, r"runs\.A: key 'gird' is unknown; did you mean 'grid'"),
+        ({"runs": {"A": {"grid": {"local.lr": [0.1, "fast"]}}}}, r"local\.lr"),
+        ({"runs": {"A": {"grid": {"local.rl": [0.1, 0.2]}}}}, "did you mean 'lr'"),
+        ({"runs": {"A a": {"grid": {"local.lr": [0.1, 0.2]}}, "a A": {}, "a-a": {}}}, r"budget|share the folder"),
+        ({"base": {"rounds": 3}}, r"data is missing"),
+        ({"bugdet": 3}, "did you mean 'budget'"),
+    ],
+)  # fmt: skip
+def test_bad_experiments_are_refused_before_anything_runs(tmp_path: Path, change: Any, words: str) -> None:
+    with pytest.raises(FedadcError, match=words):
+        read_experiment(written(tmp_path, {**SMALL, **change}))
+
+
+def test_two_labels_never_share_a_folder(tmp_path: Path) -> None:
+    same = SMALL["runs"]["FedAvg"]
+    with pytest.raises(FedadcError, match="share the folder"):
+        read_experiment(written(tmp_path, {**SMALL, "runs": {"Fed Avg": same, "fed-avg": same}}))
+
+
+def test_nothing_trainable_ends_with_the_reason(tmp_path: Path) -> None:
+    tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"cohort.size": [11, 12]}}}}
+    plan, trials = read_experiment(written(tmp_path, tree))
+    failed = run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    with pytest.raises(FedadcError, match=r"A: no setting could be trained: cohort\.size is 11"):
+        choose(plan, trials, tmp_path / "out", failed)
+
+
+def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
+    tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"local.lr": [0.1, 0.2]}}}}
+    plan, trials = read_experiment(written(tmp_path, tree))
+    failed = run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    with pytest.raises(FedadcError, match="validation_top5"):
+        choose(replace(plan, choose_by="validation_top5"), trials, tmp_path / "out", failed)
+
+
+def test_the_shipped_experiment_is_valid() -> None:
+    path = Path(__file__).parent.parent / "experiments/digits.yaml"
+    plan, trials = read_experiment(path)
+    assert plan.budget == 12 and plan.seeds == [0, 1, 2]
+    assert len(trials) == len(plan.runs) * 12 * 3
