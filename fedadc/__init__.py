@@ -22,10 +22,34 @@ if TYPE_CHECKING:
     from fedadc.federation.local import Local, LocalWork
     from fedadc.federation.rounds import Round, RunState
     from fedadc.federation.schedule import Cosine, Exponential, Step
-    from fedadc.methods import FedADC, FedADCDouble, FedAvg, Method, SlowMo
-    from fedadc.objectives import CrossEntropy, Objective, SelfConfidence
+    from fedadc.federation.store import Storage
+    from fedadc.methods import (
+        FedAdagrad,
+        FedAdam,
+        FedADC,
+        FedADCDouble,
+        FedAvg,
+        FedAvgM,
+        FedDyn,
+        FedProx,
+        FedYogi,
+        LocalOnly,
+        Method,
+        Scaffold,
+        SlowMo,
+    )
+    from fedadc.objectives import (
+        CrossEntropy,
+        GlobalDistillation,
+        ModelContrast,
+        NotTrueDistillation,
+        Objective,
+        RestrictedSoftmax,
+        SelfConfidence,
+    )
     from fedadc.runner import RunResult, run
 
+# fmt: off
 _HOME = {
     "config": ("Config", "load_config"),
     "data": ("Dataset", "Normalisation", "from_arrays", "from_clients", "from_torch"),
@@ -37,10 +61,18 @@ _HOME = {
     "federation.local": ("Local", "LocalWork"),
     "federation.rounds": ("Round", "RunState"),
     "federation.schedule": ("Cosine", "Exponential", "Step"),
-    "methods": ("FedADC", "FedADCDouble", "FedAvg", "Method", "SlowMo"),
-    "objectives": ("CrossEntropy", "Objective", "SelfConfidence"),
+    "federation.store": ("Storage",),
+    "methods": (
+        "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedProx", "FedYogi",
+        "LocalOnly", "Method", "Scaffold", "SlowMo",
+    ),
+    "objectives": (
+        "CrossEntropy", "GlobalDistillation", "ModelContrast", "NotTrueDistillation", "Objective", "RestrictedSoftmax",
+        "SelfConfidence",
+    ),
     "runner": ("RunResult", "run"),
 }
+# fmt: on
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "__version__"])
 

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from fedadc.config import load_config
 from fedadc.errors import FedadcError
 from fedadc.experiment import choose, read_experiment, run_trials
+from fedadc.methods import METHODS
+from fedadc.objectives import OBJECTIVES
+from fedadc.presets import PRESETS
 from fedadc.record import read_run
 from fedadc.report import final
 
@@ -129,8 +133,18 @@ def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
         choose(replace(plan, choose_by="validation_top5"), trials, tmp_path / "out", failed)
 
 
-def test_the_shipped_experiment_is_valid() -> None:
-    path = Path(__file__).parent.parent / "experiments/digits.yaml"
-    plan, trials = read_experiment(path)
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+def test_the_shipped_experiment_is_valid_and_has_every_method() -> None:
+    plan, trials = read_experiment(EXPERIMENTS / "digits.yaml")
+    assert {type(t.config.method) for t in trials} == set(METHODS.values())
+    assert {type(t.config.objective) for t in trials} == set(OBJECTIVES.values())
     assert plan.budget == 12 and plan.seeds == [0, 1, 2]
     assert len(trials) == len(plan.runs) * 12 * 3
+
+
+@pytest.mark.parametrize("path", [p for p in EXPERIMENTS.glob("*.yaml") if p.stem != "digits"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_shipped_configs_take_every_preset(path: Path, preset: str) -> None:
+    assert load_config(path, presets=[preset]).rounds == 500
