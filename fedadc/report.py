@@ -17,6 +17,7 @@ from fedadc.record import RecordedRun
 
 LAST = 10  # rounds; the mean over those of them that were evaluated is a run's final value
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
+NO_PART = ("storage",)  # keys that take no part in a result
 NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
 
@@ -72,7 +73,7 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Runs that differ in nothing but seeds, under a label that says how the groups differ."""
-    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS} for r in runs]
+    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS and k[0] not in NO_PART} for r in runs]
     keys = dict.fromkeys(k for tree in flat for k in tree)
     first: dict[str, dict[tuple[str, ...], Any]] = {}
     groups: dict[str, list[RecordedRun]] = {}

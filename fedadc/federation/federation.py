@@ -70,12 +70,13 @@ class Federation:
         self.cohort = _cohort_size(cohort, len(held))
         model = copy.deepcopy(model).cpu()  # the user's own stays as it is
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
-        first = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
-        probe(model, first, len(data.classes), seed)
+        example = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
+        probe(model, example, len(data.classes), seed)
         self.model = flat = FlatModel(model, resolve_device(str(device)))
         inputs, classes = Inputs(data.normalisation, flat.dtype, flat.device), len(data.classes)
         self.workplace = Workplace(flat, self.method, self.local, data.train, held, classes, inputs, augment, seed)
         self.engine: Engine = InProcess(self.workplace)
+        self.example = example.to(flat.device)  # of what the model is given
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
         self.evaluator = Evaluator(flat, self.method, splits, inputs, classes, len(held), evaluation)
         self._theta = flat.theta.clone()

@@ -96,6 +96,11 @@ class FlatModel:
         with self._frozen(theta):
             return self.embed(x)
 
+    def is_head_of_embed(self, x: Tensor) -> bool:
+        """Whether forward(x) is head(embed(x)), as it should be."""
+        with self._frozen(self.theta):
+            return torch.allclose(self(x), self.head(self.embed(x)), atol=1e-4)
+
     @contextmanager
     def _frozen(self, theta: Tensor) -> Iterator[None]:
         self.module.eval()

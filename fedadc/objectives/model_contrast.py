@@ -44,12 +44,17 @@ class ModelContrast(Objective):
         return self.mu > 0
 
     def check(self, federation: Federation) -> None:
-        federation.model.part("head")  # refuses a model without one
-        module = federation.model.module
+        model = federation.model
+        model.part("head")  # refuses a model without one
+        name = type(model.module).__name__
         require(
-            getattr(module, "projection", None) is not None,
-            f"objective model_contrast needs a projection head, which this {type(module).__name__} lacks; set "
-            "model.projection, e.g. 256 (in a model of your own: a module `projection` that ends `embed`).",
+            getattr(model.module, "projection", None) is not None,
+            f"objective model_contrast needs a projection head, which this {name} lacks; set model.projection, e.g. "
+            "256 (in a model of your own: a module `projection` that ends `embed`).",
+        )
+        require(
+            model.is_head_of_embed(federation.example),
+            f"objective model_contrast trains head(embed(x)), but forward(x) of {name} is something else.",
         )
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:

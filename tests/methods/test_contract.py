@@ -21,7 +21,7 @@ from fedadc.federation.federation import Federation
 from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.methods import METHODS, FedAvg, Method, RoundInfo
 from fedadc.models import MLP
-from fedadc.objectives import OBJECTIVES
+from fedadc.objectives import OBJECTIVES, ModelContrast
 from fedadc.plan import prepare
 from fedadc.runner import run
 
@@ -125,6 +125,19 @@ def test_contrast_needs_a_head_and_a_projection(model: torch.nn.Module) -> None:
     with pytest.raises(FedadcError, match=r"projection head|no split into `embed` and `head`"):
         Federation(
             model=model.double(), data=small_federation(), method=FedAvg(objective=OBJECTIVES["model_contrast"]())
+        )
+
+
+def test_contrast_refuses_a_model_whose_forward_is_not_head_of_embed() -> None:
+    class Doubled(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    with pytest.raises(FedadcError, match=r"forward\(x\) of Doubled is something else"):
+        Federation(
+            model=Doubled((5,), 4, [6], projection=3).double(),
+            data=small_federation(),
+            method=FedAvg(objective=ModelContrast()),
         )
 
 
