@@ -59,7 +59,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
         weighting=config.cohort.weighting,
         augment=config.data.augment,
         evaluation=config.evaluate,
-        storage=replace(config.storage, folder=str(out)) if out and not config.storage.folder else config.storage,
+        storage=replace(config.storage, folder=_states_folder(config, out)),
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,
@@ -70,6 +70,14 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     known = replace(config.data, clients=len(federation.clients))
     shown = replace(chosen, init=init, options=_defaults(inspect.signature(cls).parameters, chosen.options))
     return Plan(replace(config, data=known, model=shown), federation)
+
+
+def _states_folder(config: Config, out: Path | None) -> str | None:
+    if config.storage.folder is None:
+        return None if out is None else str(out)
+    folder = config.file(config.storage.folder)
+    require(folder.is_dir(), f"storage.folder: there is no folder {folder}.")
+    return str(folder)
 
 
 def _complete(config: Config) -> Config:

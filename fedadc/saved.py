@@ -10,6 +10,7 @@ from fedadc.data.own import read_more
 from fedadc.errors import require
 from fedadc.evaluate import Metrics
 from fedadc.exact import resolve_device
+from fedadc.federation.store import Storage
 from fedadc.models.build import read_weights
 from fedadc.plan import prepare
 from fedadc.record import MODEL, model_file, read_run
@@ -30,7 +31,8 @@ def evaluate_run(
         data = replace(data, test=str(other.resolve()))
     require(other is None or other.exists(), f"--data: there is no {other}.")
     model = replace(config.model, weights=None)
-    plan = prepare(replace(config, evaluate=evaluation, model=model, data=data), data_dir, resolve_device(device))
+    config = replace(config, evaluate=evaluation, model=model, data=data, storage=Storage())
+    plan = prepare(config, data_dir, resolve_device(device))
     federation, known = plan.federation, plan.federation.data
     splits = federation.evaluator.splits
     if other is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -123,10 +124,7 @@ class Federation:
         require(
             isinstance(begun, RunState), f"start must be a RunState (a Round's .state), not a {type(begun).__name__}."
         )
-        require(
-            begun.theta.shape == self._theta.shape and set(self.downlink) <= begun.server.keys(),
-            "start is the state of another model or method.",
-        )
+        require(self._could_be_mine(begun), "start is the state of another model or method.")
         require(
             isinstance(rounds, int) and rounds >= max(1, begun.round),
             f"rounds must be a whole number, at least {max(1, begun.round)}, not {rounds!r}.",
@@ -137,7 +135,18 @@ class Federation:
             stop_at_accuracy is None or 0 < stop_at_accuracy <= 1,
             f"stop_at_accuracy must lie in (0, 1], not {stop_at_accuracy}.",
         )
+        begun = replace(begun, clients=begun.clients.kept_in(self.storage))
         return until(self.evaluator.follow(train(self, rounds, begun), rounds), stop_at_accuracy)
+
+    def _could_be_mine(self, state: RunState) -> bool:
+        method, objective = self.method, self.method.objective
+        kept = method.client_state(self._theta).keys() | objective.client_state(self._theta).keys()
+        some = next(iter(state.clients.values()), None)
+        return (
+            state.theta.shape == self._theta.shape
+            and self.start().server.keys() <= state.server.keys()
+            and (some is None or kept <= some.keys())
+        )
 
     @property
     def clients(self) -> Clients:

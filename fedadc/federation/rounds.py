@@ -88,6 +88,7 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
         losses.append(report.loss)
         bytes_up += _bytes(report.upload)
         if report.state or report.client in state.clients:
+            _require_finite(report.state, t)
             fresh[report.client] = state.clients.store.keep(report.state)
 
     theta, server = state.theta, state.server
@@ -109,11 +110,15 @@ def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> t
     objective = method.objective
     followed = state_of(objective.follow(theta, state.server), f"{type(objective).__name__}.follow")
     server = {**state_of(server, name), **followed}
-    require(
-        all(bool(torch.isfinite(v).all()) for v in (theta, *server.values())),
-        f"round {info.round}: the model is no longer finite, training has diverged; lower local.lr or set local.clip.",
-    )
+    _require_finite({"theta": theta, **server}, info.round)
     return theta, server
+
+
+def _require_finite(vectors: State, round: int) -> None:
+    require(
+        all(bool(torch.isfinite(v).all()) for v in vectors.values()),
+        f"round {round}: the model is no longer finite, training has diverged; lower local.lr or set local.clip.",
+    )
 
 
 def _versions(state: RunState) -> list[int]:

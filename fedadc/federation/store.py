@@ -6,11 +6,13 @@ can go on from any of them. What nobody holds is forgotten, file and all.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,10 @@ class Storage:
 class Entry:
     """A handle on one client's state after one round."""
 
-    __slots__ = ("__weakref__", "serial")
+    __slots__ = ("__weakref__", "serial", "store")
 
-    def __init__(self, serial: int) -> None:
-        self.serial = serial
+    def __init__(self, store: Store, serial: int) -> None:
+        self.store, self.serial = store, serial
 
 
 class Store:
@@ -55,7 +57,7 @@ class Store:
 
     def keep(self, state: State) -> Entry:
         self._serial += 1
-        entry = Entry(self._serial)
+        entry = Entry(self, self._serial)
         weakref.finalize(entry, self._forget, entry.serial)
         self._memory[entry.serial] = state
         self.used += _bytes(state)
@@ -66,18 +68,21 @@ class Store:
     def read(self, entry: Entry) -> State:
         if entry.serial in self._memory:
             return self._memory[entry.serial]
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
         path, device = self._files[entry.serial]
         try:
-            state: State = load_file(path, device=str(device))
+            state = load(path.read_bytes())  # not load_file, which maps the file: there are only so many maps
         except Exception as error:  # deleted, or a disk that fails
             raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
-        return state
+        return {key: value.to(device) for key, value in state.items()}
 
     @cached_property
-    def _folder(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix=FILES, dir=self.storage.folder)
+    def _folder(self) -> Path:
+        place = self.storage.folder and Path(self.storage.folder).resolve()
+        folder = tempfile.mkdtemp(prefix=FILES, dir=place)
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
 
     def _write_oldest(self) -> None:
         from safetensors.torch import save_file
@@ -85,20 +90,20 @@ class Store:
         serial, state = next(iter(self._memory.items()))
         own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
         try:
-            path = Path(self._folder.name) / f"{serial}.safetensors"
+            path = self._folder / f"{serial}.safetensors"
             save_file(own, path)
         except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
             place = self.storage.folder or tempfile.gettempdir()
             raise FedadcError(f"a client state cannot be written to {place} (storage.folder): {error}.") from error
+        if serial not in self._memory:  # its last holder went in the meantime
+            path.unlink(missing_ok=True)
+            return
         self._files[serial] = (path, next((v.device for v in state.values()), torch.device("cpu")))
-        self._leave_memory(serial)
-
-    def _leave_memory(self, serial: int) -> None:
         self.used -= _bytes(self._memory.pop(serial))
 
     def _forget(self, serial: int) -> None:
         if serial in self._memory:
-            self._leave_memory(serial)
+            self.used -= _bytes(self._memory.pop(serial))
         elif serial in self._files:
             self._files.pop(serial)[0].unlink(missing_ok=True)
 
@@ -110,6 +115,10 @@ class ClientStates(Mapping[int, State]):
         self.store = store
         self._buckets = buckets or {}
 
+    def kept_in(self, storage: Storage) -> ClientStates:
+        """The same states, with new ones to be kept elsewhere."""
+        return self if self.store.storage == storage else ClientStates(Store(storage), self._buckets)
+
     def updated(self, changes: Mapping[int, Entry]) -> ClientStates:
         touched: dict[int, dict[int, Entry]] = {}
         for client, entry in changes.items():
@@ -120,10 +129,11 @@ class ClientStates(Mapping[int, State]):
         return ClientStates(self.store, {**self._buckets, **touched})
 
     def __getitem__(self, client: int) -> State:
-        return self.store.read(self._buckets.get(client // BUCKET, {})[client])
+        entry = self._buckets.get(client // BUCKET, {})[client]
+        return entry.store.read(entry)
 
     def __contains__(self, client: object) -> bool:
-        return isinstance(client, int) and client in self._buckets.get(client // BUCKET, {})
+        return isinstance(client, Integral) and client in self._buckets.get(int(client) // BUCKET, {})
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(client for bucket in self._buckets.values() for client in bucket))
