@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score, log_loss, recall_score, top_k_accuracy_score
 from torch import Tensor, nn
 
+import test_cli
+from conftest import small_federation
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalisation, Samples
 from fedadc.errors import FedadcError
 from fedadc.evaluate import EXTRA_METRICS, Evaluation, Evaluator, measure, until
+from fedadc.federation.federation import Federation
+from fedadc.federation.local import LocalWork
 from fedadc.federation.rounds import Metrics, Round, RunState
+from fedadc.federation.store import FILES as STATES
 from fedadc.federation.store import ClientStates, Storage, Store
-from fedadc.methods import FedAvg
+from fedadc.methods import FedAvg, FedDyn, LocalOnly, Method
+from fedadc.models import MLP
 from fedadc.models.flat import FlatModel
+from fedadc.record import record_of
+from fedadc.runner import run
+from test_cli import FILES, SMALL, Call, fine, records, refused
 
+call = test_cli.call  # the fixture
 ALL = Evaluation(metrics=EXTRA_METRICS, batch_size=37)
 
 
@@ -168,3 +184,125 @@ def test_no_round_is_trained_beyond_the_one_that_ends_it() -> None:
     stream = iter(rounds({"test_accuracy": 0.9}, {"test_accuracy": 0.9}))
     assert len(list(until(stream, 0.5))) == 1
     assert next(stream).round == 2, "the second round was not asked for"
+
+
+# --- methods with two models, or with one per client -----------------------------------------------------------------
+
+
+def trained(method: Method, rounds: int = 4, **kw: Any) -> tuple[Federation, list[Round]]:
+    torch.manual_seed(0)
+    work = LocalWork(epochs=1, batch_size=4, lr=0.2)
+    settings: dict[str, Any] = {"data": small_federation(), "cohort": 2, "evaluation": ALL}
+    federation = Federation(model=MLP((5,), 4, [6]).double(), method=method, local=work, **settings | kw)
+    return federation, list(federation.rounds(rounds))
+
+
+@pytest.mark.parametrize(("judged", "other"), [("mean", "server"), ("server", "mean")])
+def test_both_models_of_feddyn_are_measured_first_the_one_that_is_judged(judged: Any, other: str) -> None:
+    federation, rounds = trained(FedDyn(alpha=0.5, judged_by=judged))
+    for result in rounds:
+        theta, h = result.state.theta, result.state.server["h"]
+        models = {"mean": theta + h / 0.5, "server": theta}
+        expected = federation.evaluator.of_model(models[judged])
+        expected |= {f"{other}_{key}": value for key, value in federation.evaluator.of_model(models[other]).items()}
+        assert list(result.metrics.items()) == list(expected.items()) and len(expected) == 10
+        assert result.test_accuracy == expected["test_accuracy"] == record_of(result)["test_accuracy"]
+        assert result.metrics["test_loss"] != result.metrics[f"{other}_test_loss"]
+        assert record_of(result)[f"{other}_test_accuracy"] == expected[f"{other}_test_accuracy"]
+    saved = federation.models(rounds[-1].state)
+    assert list(saved) == [judged, other]
+    for name, vector in models.items():
+        expected_dict = federation.model.state_dict(vector)
+        assert all(torch.equal(tensor, expected_dict[key]) for key, tensor in saved[name].items())
+    assert all(torch.equal(t, saved[judged][k]) for k, t in federation.state_dict(rounds[-1].state).items())
+
+
+def test_who_is_judged_changes_names_and_nothing_else() -> None:
+    (_, by_mean), (_, by_server) = (trained(FedDyn(judged_by=judged)) for judged in ("mean", "server"))
+    for one, two in zip(by_mean, by_server, strict=True):
+        assert torch.equal(one.state.theta, two.state.theta)
+        for key in ("test_accuracy", "test_loss", "test_top5", "test_macro_f1", "test_per_class"):
+            assert one.metrics[key] == two.metrics[f"mean_{key}"] and two.metrics[key] == one.metrics[f"server_{key}"]
+
+
+def test_a_run_is_stopped_by_the_model_that_is_judged() -> None:
+    ends = []
+    for judged in ("mean", "server"):
+        federation, whole = trained(FedDyn(judged_by=judged), rounds=8)
+        ends.append(len(list(federation.rounds(8, stop_at_accuracy=0.4))))
+        assert ends[-1] == next(r.round for r in whole if (r.test_accuracy or 0) >= 0.4)
+    assert ends[0] != ends[1]
+
+
+@pytest.mark.parametrize(("judged", "other"), [("mean", "server"), ("server", "mean")])
+def test_both_models_are_saved_and_evaluated_again(call: Call, tmp_path: Path, judged: str, other: str) -> None:
+    config = {**SMALL, "method": {"name": "feddyn", "judged_by": judged}}
+    result = run(config, out=tmp_path / "a")
+    assert {p.name for p in (tmp_path / "a").iterdir()} == FILES | {f"model-{other}.safetensors"}
+    models = result.plan.federation.models(result.state)
+    for name, file in ((judged, "model.safetensors"), (other, f"model-{other}.safetensors")):
+        with safe_open(tmp_path / "a" / file, "pt") as opened:
+            assert opened.metadata() == {"model": name}
+        loaded = load_file(tmp_path / "a" / file)
+        assert loaded.keys() == models[name].keys() and all(torch.equal(loaded[k], models[name][k]) for k in loaded)
+    last = records(tmp_path / "a")[-1]
+    assert last == result.history[-1] and last["test_loss"] != last[f"{other}_test_loss"]
+    assert json.loads(fine(call("evaluate", "a", "--json"))) == {
+        split: {"accuracy": last[f"{key}accuracy"], "loss": last[f"{key}loss"]}
+        for split, key in (("test", "test_"), (f"{other} test", f"{other}_test_"))
+    }
+    assert f"{other} test" in fine(call("evaluate", "a"))
+    (tmp_path / f"a/model-{other}.safetensors").write_bytes(b"nonsense")
+    refused(call("evaluate", "a"), f"model-{other}.safetensors is not a safetensors file")
+
+
+@pytest.mark.parametrize("cohort", [2, None])
+def test_clients_alone_are_judged_by_the_mean_over_all_of_them(cohort: int | None) -> None:
+    """Those never selected have the initial model; a class that the test data lacks has no share for anybody."""
+    data = small_federation()
+    assert data.test is not None
+    without = data.test.take(np.flatnonzero(data.test.y.numpy() != 2))
+    federation, rounds = trained(LocalOnly(), 2, data=replace(data, test=without, validation=data.test), cohort=cohort)
+    start = federation.start().theta
+    for result in rounds:
+        own = result.state.clients
+        assert len(own) == 6 if cohort is None else 0 < len(own) < 6
+        assert (result.bytes_up, result.bytes_down) == (0, 0) and torch.equal(result.state.theta, start)
+        each = [federation.evaluator.of_model(own[k]["model"] if k in own else start) for k in range(6)]
+        assert len({metrics["test_loss"] for metrics in each}) == min(len(own) + 1, 6)
+        assert result.metrics.keys() == each[0].keys() and len(each[0]) == 10
+        for key, value in result.metrics.items():
+            mean = np.mean([np.array(metrics[key], dtype=float) for metrics in each], axis=0)  # None becomes NaN
+            np.testing.assert_allclose(np.array(value, dtype=float), mean, rtol=1e-12)
+        shares = result.metrics["test_per_class"]
+        assert isinstance(shares, list) and [c for c in range(4) if shares[c] is None] == [2]
+
+
+def test_clients_alone_leave_no_model_and_evaluate_says_why(call: Call, tmp_path: Path) -> None:
+    result = run({**SMALL, "method": "local_only"}, out=tmp_path / "a")
+    assert {p.name for p in (tmp_path / "a").iterdir()} == FILES - {"model.safetensors"}
+    assert all(r["bytes_up"] == r["bytes_down"] == 0 for r in records(tmp_path / "a"))
+    assert "local_only" in refused(call("evaluate", "a"), "its method has no global model")
+    with pytest.raises(FedadcError, match="LocalOnly has no global model"):
+        _ = result.state_dict
+    assert [row["bytes_up"] for row in json.loads(fine(call("compare", "a", "--json")))] == [0]
+
+
+@pytest.mark.parametrize(("method", "files"), [("fedavg", FILES), ("local_only", FILES - {"model.safetensors"})])
+def test_all_that_a_run_left_is_overwritten_and_nothing_else(
+    call: Call, tmp_path: Path, method: str, files: set[str]
+) -> None:
+    place = tmp_path / "a"
+    fine(call("run", "small.yaml", "method=feddyn", "--out", "a"))
+    (place / f"{STATES}killed").mkdir()
+    (place / f"{STATES}killed/1.safetensors").write_bytes(b"a state")
+    (place / "model-server.safetensors.part").write_bytes(b"half")
+    refused(call("run", "small.yaml", "--out", "a"), "--overwrite")
+    for foreign in ("thesis.txt", "server-model.safetensors"):
+        (place / foreign).write_text("years of work")
+        before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
+        refused(call("run", "small.yaml", f"method={method}", "--out", "a", "--overwrite"), foreign)
+        assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
+        (place / foreign).unlink()
+    fine(call("run", "small.yaml", f"method={method}", "--out", "a", "--overwrite"))
+    assert {p.name for p in place.iterdir()} == files

@@ -229,3 +229,63 @@ def test_initialisation_is_seeded_and_kaiming_has_its_variances() -> None:
 def test_impossible_models_are_one_sentence(make: Any, options: dict[str, Any], shape: Any, word: str) -> None:
     with pytest.raises(FedadcError, match=word):
         construct(make, options, shape, 3, seed=0)
+
+
+class Dropping(nn.Module):
+    """Features through dropout; it raises when asked for a batch of three, after it has dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 32)
+        self.head = nn.Linear(32, 3)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        features = nn.functional.dropout(self.body(x), 0.5, self.training)
+        if len(x) == 3:
+            raise ArithmeticError("three")
+        return features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+def test_embed_and_head_are_the_two_halves_of_a_call_with_gradients() -> None:
+    torch.manual_seed(0)
+    flat, x = FlatModel(HeadFirst()), torch.randn(6, 5)
+    z = flat.embed(x)
+    assert torch.equal(flat.head(z), flat(x)) and z.shape == (6, 4) and z.requires_grad
+    whole, _ = flat.gradient_of(lambda: flat(x).square().mean(), flat.theta.clone())
+    whole = whole.clone()
+    halves, _ = flat.gradient_of(lambda: flat.head(flat.embed(x)).square().mean(), flat.theta.clone())
+    assert torch.equal(whole, halves) and whole.any()
+
+
+def test_embed_is_in_training_mode_and_features_are_not() -> None:
+    torch.manual_seed(0)
+    flat, x = FlatModel(Dropping()), torch.ones(5, 4)
+    assert not torch.equal(flat.embed(x), flat.embed(x))  # dropout draws
+    assert torch.equal(flat.features(flat.theta, x), flat.features(flat.theta, x))
+
+
+def test_features_run_another_theta_frozen_and_leave_no_trace() -> None:
+    torch.manual_seed(0)
+    flat, x = FlatModel(Dropping()), torch.randn(5, 4)
+    before, other = flat.theta.clone(), torch.randn_like(flat.theta)
+    where, drawn = flat.theta.data_ptr(), torch.get_rng_state()
+    features = flat.features(other, x)
+    assert not features.requires_grad and not flat.gradient.any()
+    assert torch.equal(flat.theta, before) and flat.theta.data_ptr() == where
+    assert all(module.training for module in flat.module.modules()) and torch.equal(torch.get_rng_state(), drawn)
+    body = flat.state_dict(other)
+    assert torch.allclose(features, x @ body["body.weight"].T + body["body.bias"], atol=1e-6)
+    assert torch.equal(flat.predict(other, x), features @ body["head.weight"].T + body["head.bias"])
+
+
+@pytest.mark.parametrize("ask", ["features", "predict"])
+def test_a_forward_that_raises_leaves_no_trace_either(ask: str) -> None:
+    flat = FlatModel(Dropping())
+    before = flat.theta.clone()
+    with pytest.raises(ArithmeticError, match="three"):
+        getattr(flat, ask)(torch.zeros_like(before), torch.ones(3, 4))
+    assert torch.equal(flat.theta, before) and all(module.training for module in flat.module.modules())
+    assert torch.is_grad_enabled() and flat(torch.ones(2, 4)).requires_grad
