@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,26 +11,56 @@ import pytest
 import torch
 
 from conftest import small_federation
-from fedadc.data import from_clients
+from fedadc.data import from_arrays, from_clients
+from fedadc.data.partition import Pooled, SortAndPartition
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.federation.rounds import Round
 from fedadc.federation.schedule import Cosine
-from fedadc.methods import FedADC, FedADCDouble, FedAvg, Method, SlowMo
+from fedadc.methods import (
+    FedAdagrad,
+    FedAdam,
+    FedADC,
+    FedADCDouble,
+    FedAvg,
+    FedAvgM,
+    FedDyn,
+    FedProx,
+    FedYogi,
+    Method,
+    Scaffold,
+    SlowMo,
+)
 from fedadc.models import MLP, Logistic
-from fedadc.objectives import Objective, SelfConfidence
+from fedadc.objectives import (
+    GlobalDistillation,
+    ModelContrast,
+    NotTrueDistillation,
+    Objective,
+    RestrictedSoftmax,
+    SelfConfidence,
+)
 
 WORK = LocalWork(epochs=2, batch_size=4, lr=0.2, weight_decay=0.01, clip=2.0, schedule=Cosine(final=0.2))
 
 
-def trained(method: Method, work: LocalWork = WORK, model: Any = None, data: Any = None) -> Round:
+MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.6])
+
+
+def run(method: Method, work: LocalWork = WORK, model: Any = None, data: Any = None, **kw: Any) -> list[Round]:
+    """Five rounds; with a projection head where the objective cannot do without."""
     torch.manual_seed(0)
-    module = Logistic((5,), 4) if model is Logistic else MLP((5,), 4, hidden=[7])
+    module = Logistic((5,), 4) if model is Logistic else MLP((5,), 4, hidden=[7], projection=model)
+    settings: dict[str, Any] = {"cohort": 3, "seed": 5, **kw}
     federation = Federation(
-        model=module.double(), data=data or small_federation(), method=method, local=work, cohort=3, seed=5
+        model=module.double(), data=data or small_federation(), method=method, local=work, **settings
     )
-    return list(federation.rounds(5))[-1]
+    return list(federation.rounds(5))
+
+
+def trained(*args: Any, **kwargs: Any) -> Round:
+    return run(*args, **kwargs)[-1]
 
 
 def theta(*args: Any, **kwargs: Any) -> np.ndarray:
@@ -171,3 +202,193 @@ def test_the_step_of_theta_is_alpha_lr_m(make: type[Method], server_lr: float) -
 def test_beta_local_follows_beta_until_it_is_given() -> None:
     assert replace(FedADC(beta=0.9), beta=0.5).complete().beta_local == 0.5
     assert replace(FedADC(beta=0.9, beta_local=0.3), beta=0.5).complete().beta_local == 0.3
+
+
+# At weight 0 a term is not computed at all; "nearly" 0 its teacher, its masks and its state are at work, and must not
+# disturb the training.
+NEUTRAL: dict[str, tuple[Method, int | None]] = {  # a method that must be FedAvg, and its projection head
+    "fedprox": (FedProx(mu=0), None),
+    "fedrs hard": (FedAvg(objective=RestrictedSoftmax(alpha=1)), None),
+    "fedrs soft": (FedAvg(objective=RestrictedSoftmax(alpha=1, soft=True)), None),
+    "fedgkd": (FedAvg(objective=GlobalDistillation(lam=0)), None),
+    "fedgkd, window": (FedAvg(objective=GlobalDistillation(lam=0, window=3)), None),
+    "fedgkd, nearly": (FedAvg(objective=GlobalDistillation(lam=1e-13, window=3)), None),
+    "fedntd": (FedAvg(objective=NotTrueDistillation(beta=0)), None),
+    "fedntd, nearly": (FedAvg(objective=NotTrueDistillation(beta=1e-13)), None),
+    "moon": (FedAvg(objective=ModelContrast(mu=0)), 3),
+    "moon, nearly": (FedAvg(objective=ModelContrast(mu=1e-13)), 3),
+    "fedavgm": (FedAvgM(beta=0, server_lr=1), None),
+}
+
+
+@MOMENTA
+@pytest.mark.parametrize(("method", "projection"), NEUTRAL.values(), ids=NEUTRAL)
+def test_without_their_own_term_the_baselines_are_fedavg(
+    method: Method, projection: int | None, momentum: float
+) -> None:
+    work = replace(WORK, momentum=momentum)
+    assert_equal(theta(method, work, projection), theta(FedAvg(), work, projection))
+
+
+FELT: dict[str, tuple[Method, int | None]] = {
+    "fedprox": (FedProx(mu=0.1), None),
+    "fedrs hard": (FedAvg(objective=RestrictedSoftmax(alpha=0.5)), None),
+    "fedrs soft": (FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=True)), None),
+    "fedgkd": (FedAvg(objective=GlobalDistillation(lam=0.1)), None),
+    "fedntd": (FedAvg(objective=NotTrueDistillation(beta=0.3)), None),
+    "moon": (FedAvg(objective=ModelContrast(mu=1)), 3),
+}
+
+
+@pytest.mark.parametrize(("method", "projection"), FELT.values(), ids=FELT)
+def test_with_their_own_term_they_are_not(method: Method, projection: int | None) -> None:
+    assert np.abs(theta(method, WORK, projection) - theta(FedAvg(), WORK, projection)).max() > 1e-4
+
+
+@MOMENTA
+def test_restricted_softmax_is_hard_and_soft_alike_where_blocks_are_equal(momentum: float) -> None:
+    """Then p_c / max p is 1 for the classes that a client holds, and 0 for the others."""
+    rng = np.random.default_rng(0)
+    data = from_arrays(rng.normal(size=(48, 5)), np.arange(48) % 4)  # 6 clients × 2 labels: 12 blocks of 4
+    work, kw = replace(WORK, momentum=momentum), {"clients": 6, "partition_by": SortAndPartition(labels_per_client=2)}
+    hard, soft = (
+        theta(FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=soft)), work, data=data, **kw)
+        for soft in (False, True)
+    )
+    assert_equal(hard, soft)
+
+
+def test_restricted_softmax_is_not_where_they_are_not() -> None:
+    hard, soft = (theta(FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=soft))) for soft in (False, True))
+    assert np.abs(hard - soft).max() > 1e-3
+
+
+def test_scaffold_with_one_client_is_fedavg() -> None:
+    """Then c = c_k after every round, and the correction is zero; also while the learning rate changes."""
+    alone: dict[str, Any] = {"partition_by": Pooled(), "cohort": None}
+    scaffold = trained(Scaffold(server_lr=1), **alone)
+    assert_equal(scaffold.state.theta.numpy(), theta(FedAvg(), **alone))
+    assert float(scaffold.state.server["c"].abs().max()) > 1e-3
+
+
+def test_scaffold_with_several_clients_is_not() -> None:
+    assert np.abs(theta(Scaffold()) - theta(FedAvg())).max() > 1e-2
+
+
+@MOMENTA
+@pytest.mark.parametrize("server_lr", [1.0, 0.4])
+def test_fedavgm_is_slowmo_while_the_learning_rate_stays_the_same(server_lr: float, momentum: float) -> None:
+    """SlowMo's m is FedAvgM's over lr, and it moves by server_lr lr m."""
+    work = LocalWork(epochs=2, batch_size=4, lr=0.2, weight_decay=0.01, clip=2.0, momentum=momentum)
+    fedavgm, slowmo = (trained(make(beta=0.8, server_lr=server_lr), work).state for make in (FedAvgM, SlowMo))
+    assert_equal(fedavgm.theta.numpy(), slowmo.theta.numpy())
+    assert_equal(fedavgm.server["m"].numpy(), 0.2 * slowmo.server["m"].numpy())
+
+
+def test_fedavgm_is_not_slowmo_while_it_changes() -> None:
+    assert np.abs(theta(FedAvgM(beta=0.8)) - theta(SlowMo(beta=0.8))).max() > 1e-3
+
+
+HUGE = 1e6  # tau: v starts at tau², beside which a squared delta d² does not count
+
+
+@MOMENTA
+@pytest.mark.parametrize(
+    "adaptive",
+    [
+        FedAdagrad(beta1=0.7, tau=HUGE, server_lr=2 * HUGE),
+        FedYogi(beta1=0.7, beta2=0.9, tau=HUGE, server_lr=2 * HUGE),
+        FedAdam(beta1=0.7, beta2=1 - 1e-13, tau=HUGE, server_lr=2 * HUGE),  # else its v decays: the next test
+    ],
+)
+def test_with_a_huge_tau_adaptive_methods_are_fedavgm(adaptive: Method, momentum: float) -> None:
+    """sqrt(v) + tau = 2 tau to a relative d² / 4 tau² (about 1e-13 here), so theta moves by server_lr / 2 tau m = m.
+
+    Their m is an average, 1 - beta1 times FedAvgM's sum.
+    """
+    work = replace(WORK, momentum=momentum)
+    assert_equal(theta(adaptive, work), theta(FedAvgM(beta=0.7, server_lr=1 - 0.7), work))
+
+
+@MOMENTA
+def test_with_a_huge_tau_and_no_momentum_fedadagrad_is_fedavg(momentum: float) -> None:
+    work = replace(WORK, momentum=momentum)
+    assert_equal(theta(FedAdagrad(tau=HUGE, server_lr=2 * HUGE), work), theta(FedAvg(), work))
+
+
+def test_with_a_huge_tau_fedadams_v_decays_all_the_same() -> None:
+    """v = beta2^t tau², so that round t moves theta by server_lr / (1 + beta2^(t/2)) tau m."""
+    rounds = run(FedAdam(beta1=0.7, beta2=0.9, tau=HUGE, server_lr=HUGE))
+    for before, after in pairwise(rounds):
+        step = after.state.server["m"] / (1 + 0.9 ** (after.round / 2))
+        assert_equal((before.state.theta - after.state.theta).numpy(), step.numpy())
+
+
+@pytest.mark.parametrize("tau", [1e-8, 1e-10])
+def test_without_memory_or_tau_fedadam_takes_the_sign(tau: float) -> None:
+    """d / (|d| + tau) misses sign(d) by less than tau / |d|."""
+    start, fedavg, signed = (
+        run(method, model=Logistic)[0].state.theta
+        for method in (Still(), FedAvg(), FedAdam(beta1=0, beta2=0, tau=tau, server_lr=0.01))
+    )
+    delta = start - fedavg
+    assert float(delta.abs().min()) > 1e-4
+    np.testing.assert_allclose((start - signed).numpy(), 0.01 * delta.sign().numpy(), rtol=tau / 1e-4, atol=0)
+
+
+@MOMENTA
+def test_the_window_of_global_models_is_open_from_the_second_round(momentum: float) -> None:
+    """There is one global model in the first round, two in the second, three in the third."""
+    work = replace(WORK, momentum=momentum)
+    one, two, three = (
+        [done.state.theta for done in run(FedAvg(objective=GlobalDistillation(lam=0.5, window=m)), work)]
+        for m in (1, 2, 3)
+    )
+    assert torch.equal(one[0], two[0]) and torch.equal(two[0], three[0])
+    assert float((one[1] - two[1]).abs().max()) > 1e-4 and torch.equal(two[1], three[1])
+    assert float((two[2] - three[2]).abs().max()) > 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Still(FedAvg):
+    """A server that never moves: all its global models are the same."""
+
+    def update(self, theta: Any, server: Any, mean: Any, info: Any) -> Any:
+        return theta, server
+
+
+@MOMENTA
+@pytest.mark.parametrize("window", [2, 3])
+def test_a_window_of_equal_models_is_the_received_one(window: int, momentum: float) -> None:
+    losses = []  # what the clients did is seen in their losses alone
+    for m in (1, window):
+        rounds = run(Still(objective=GlobalDistillation(lam=0.5, window=m)), replace(WORK, momentum=momentum))
+        losses.append([done.train_loss for done in rounds])
+    assert torch.equal(rounds[-1].state.theta, rounds[0].state.theta)
+    assert_equal(np.array(losses[0]), np.array(losses[1]))
+
+
+@MOMENTA
+def test_feddyns_first_mean_model_is_fedproxs(momentum: float) -> None:
+    """No h_k yet: the local objective is f_k + alpha/2 |theta - theta_t|²."""
+    work, method = replace(WORK, momentum=momentum), FedDyn(alpha=0.3)
+    dyn, prox = run(method, work)[0].state, run(FedProx(mu=0.3), work)[0].state
+    assert_equal(method.evaluated(dyn.theta, dyn.server)["mean"].numpy(), prox.theta.numpy())
+    assert np.abs(dyn.theta.numpy() - prox.theta.numpy()).max() > 1e-3
+
+
+def test_feddyn_by_size_is_feddyn_for_equal_sizes() -> None:
+    rng = np.random.default_rng(0)
+    even = from_clients([(rng.normal(size=(12, 5)), rng.integers(4, size=12)) for _ in range(4)])
+    assert_equal(theta(FedDyn(alpha_by_size=True), data=even), theta(FedDyn(), data=even))
+    assert np.abs(theta(FedDyn(alpha_by_size=True)) - theta(FedDyn())).max() > 1e-4
+
+
+def test_weighting_by_samples_never_touches_scaffolds_c() -> None:
+    """From the same state c takes the same bits; over rounds it stays the plain mean over all 6 clients."""
+    uniform, weighted = (run(Scaffold(), weighting=w) for w in ("uniform", "samples"))
+    assert torch.equal(uniform[0].state.server["c"], weighted[0].state.server["c"])
+    assert float((uniform[0].state.theta - weighted[0].state.theta).abs().max()) > 1e-4
+    for done in weighted:
+        total = sum(own["c"] for own in done.state.clients.values())
+        np.testing.assert_allclose(done.state.server["c"].numpy(), total / 6, rtol=0, atol=1e-12)
