@@ -80,6 +80,22 @@ def test_momentum_of_a_gradient_asked_for_twice_goes_on_from_the_same_v() -> Non
     assert torch.equal(update(federation(work, Twice())).upload["delta"], update(federation(work)).upload["delta"])
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the two buffers swap though nothing was written")
+def test_momentum_outlasts_a_step_without_a_gradient() -> None:
+    """With momentum 1/2 and gradient 1: v = 1, then a step that stands still, then v = 3/2."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Rests(FedAvg):
+        def correct(self, g: Any, theta: Any, local: Any) -> Any:
+            return torch.ones_like(g)
+
+        def step(self, theta: Any, grad: Any, local: Any) -> Any:
+            return theta if local.step == 1 else super().step(theta, grad, local)
+
+    delta = update(federation(LocalWork(steps=3, batch_size=4, lr=0.1, momentum=0.5), Rests())).upload["delta"]
+    assert torch.allclose(delta, torch.full_like(delta, 0.1 * (1 + 1.5)), atol=1e-15)
+
+
 def test_fewer_steps_than_planned_are_the_first_ones() -> None:
     f = federation(LocalWork(epochs=2, batch_size=4, lr=0.3))
     short = local_update(f.workplace, Broadcast(1, 0.3, f.start().theta, {}), Order(5, 2, None))

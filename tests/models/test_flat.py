@@ -289,3 +289,20 @@ def test_a_forward_that_raises_leaves_no_trace_either(ask: str) -> None:
         getattr(flat, ask)(torch.zeros_like(before), torch.ones(3, 4))
     assert torch.equal(flat.theta, before) and all(module.training for module in flat.module.modules())
     assert torch.is_grad_enabled() and flat(torch.ones(2, 4)).requires_grad
+
+
+class Prior(nn.Module):
+    """The same logits for every input: a view of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="an output that is a view of theta goes back with it")
+def test_what_a_frozen_model_said_does_not_follow_theta() -> None:
+    said = FlatModel(Prior()).predict(torch.ones(3), torch.zeros(2, 1))
+    assert torch.equal(said, torch.ones(2, 3)) and not said.requires_grad
