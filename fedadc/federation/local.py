@@ -141,15 +141,18 @@ class Momentum:
     def __init__(self, mu: float, like: Vector) -> None:
         self.mu = mu
         self.before, self.after = (torch.zeros_like(like), torch.zeros_like(like)) if mu else (like, like)
+        self.asked = False  # for a gradient in this step
 
     def __call__(self, g: Vector) -> Vector:
         if not self.mu:
             return g
         torch.add(g, self.before, alpha=self.mu, out=self.after)
+        self.asked = True
         return g.copy_(self.after)  # a copy: the step may overwrite g
 
     def next_step(self) -> None:
-        self.before, self.after = self.after, self.before
+        if self.asked:
+            self.before, self.after, self.asked = self.after, self.before, False
 
 
 @dataclass(frozen=True)
@@ -209,12 +212,11 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         touched=touched,
     )
     name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
-    losses: list[Tensor] = []
+    losses: dict[int, Tensor] = {}  # of each step
 
     def grad(point: Vector) -> Vector:
         g, loss = model.gradient_of(lambda: method.objective(model, local.batch, local), point)
-        if len(losses) == local.step:  # the first of the step, where a method asks for several
-            losses.append(loss)
+        losses.setdefault(local.step, loss)  # the first, where a method asks for several
         if work.clip is not None:
             g.mul_((work.clip / torch.linalg.vector_norm(g)).clamp(max=1))
         if work.weight_decay:
@@ -236,7 +238,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         order.client,
         _own(state_of(upload, f"{name}.finish"), model),
         _own({**state_of(own, f"{name}.finish"), **remembered}, model),
-        loss=float(torch.stack(losses).mean()) if losses else float("nan"),
+        loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
         samples=len(data),
         steps=order.steps,
     )

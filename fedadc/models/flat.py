@@ -89,12 +89,12 @@ class FlatModel:
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
         with self._frozen(theta):
-            return self(x)
+            return self(x).clone()  # a module may return a view of a parameter
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """Features of a frozen model."""
         with self._frozen(theta):
-            return self.embed(x)
+            return self.embed(x).clone()
 
     def is_head_of_embed(self, x: Tensor) -> bool:
         """Whether forward(x) is head(embed(x)), as it should be."""
