@@ -19,6 +19,7 @@ LAST = 10  # rounds; the mean over those of them that were evaluated is a run's 
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
 NO_PART = ("storage",)  # keys that take no part in a result
 NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
+STYLES = ("-", "--", ":", "-.")
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
 
 
@@ -201,29 +202,34 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    groups = group(runs)
+    many = len(groups) > len(COLOURS)
+    figure = Figure(figsize=(9.5, 5.5) if many else (7.5, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     percent = is_share(metric)
-    for index, (label, members) in enumerate(group(runs).items()):
+    for index, (label, members) in enumerate(groups.items()):
         points: dict[int, list[float]] = {}
         for member in members:
             for t, value in curve(member, metric):
                 points.setdefault(t, []).append(100 * value if percent else value)
         rounds = sorted(t for t, values in points.items() if len(values) == len(members))
         colour = COLOURS[index % len(COLOURS)]
-        style = "-" if index < len(COLOURS) else "--"
+        style = STYLES[index // len(COLOURS) % len(STYLES)]
         axes.plot(
             rounds, [statistics.mean(points[t]) for t in rounds], style, color=colour, lw=1.8, label=shorten(label, 110)
         )
         low, high = ([f(points[t]) for t in rounds] for f in (min, max))
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
+        if not many:
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
     axes.set_xlabel("round")
     axes.set_ylabel(metric.replace("_", " ") + (" (%)" if percent else ""))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     labels = axes.get_legend_handles_labels()[1]
-    if max(map(len, labels)) <= 24 and len(labels) <= 6:
+    if many and max(map(len, labels)) <= 30:
+        figure.legend(frameon=False, loc="outside right center", fontsize=8)
+    elif max(map(len, labels)) <= 24 and len(labels) <= 6:
         axes.legend(frameon=False, loc="best")
     else:
         figure.legend(frameon=False, loc="outside lower left", fontsize=8)
