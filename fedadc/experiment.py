@@ -10,8 +10,10 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import re
 import statistics
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -124,7 +126,8 @@ def run_trials(
         if trial not in todo:
             watch(trial.label, {})
     failed: dict[str, str] = {}
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
         running = {pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in todo}
         try:
             for done in as_completed(running):
@@ -137,6 +140,18 @@ def run_trials(
             pool.shutdown(cancel_futures=True)
             raise
     return failed
+
+
+def _leave_with_the_parent() -> None:
+    """A process of the pool would wait for ever for work from a parent that was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +78,10 @@ def _states_folder(config: Config, out: Path | None) -> str | None:
         return None if out is None else str(out)
     folder = config.file(config.storage.folder)
     require(folder.is_dir(), f"storage.folder: there is no folder {folder}.")
+    try:
+        tempfile.TemporaryDirectory(dir=folder).cleanup()
+    except OSError as error:
+        raise FedadcError(f"storage.folder: {folder} takes no files ({error.strerror or error}).") from error
     return str(folder)
 
 

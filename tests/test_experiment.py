@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +88,30 @@ def test_an_experiments_run_is_the_same_as_its_config_alone(tmp_path: Path) -> N
     run_trials(trials[:1], tmp_path / "out", 1, None, lambda label, record: None)
     recorded = read_run(tmp_path / "out" / trials[0].folder).records
     assert [replace_seconds(r) for r in recorded] == [replace_seconds(r) for r in run(trials[0].config).history]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells who a process's children are")
+def test_no_process_outlives_a_killed_experiment(tmp_path: Path) -> None:
+    written(tmp_path, {**SMALL, "base": {**SMALL["base"], "rounds": 10**6}})
+    words = [sys.executable, "-m", "fedadc.cli", "experiment", "small.yaml", "--jobs", "2"]
+    parent = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(tmp_path.glob("runs/small/*/*/metrics.jsonl"))) == 2)
+    children = children_of(parent.pid)
+    assert len(children) >= 2
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def replace_seconds(record: dict[str, Any]) -> dict[str, Any]:

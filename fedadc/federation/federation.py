@@ -145,7 +145,7 @@ class Federation:
         return (
             state.theta.shape == self._theta.shape
             and self.start().server.keys() <= state.server.keys()
-            and (some is None or kept <= some.keys())
+            and (not some or kept <= some.keys())
         )
 
     @property

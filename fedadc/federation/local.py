@@ -211,6 +211,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         rng=rng,
         touched=touched,
     )
+    versions = [v._version for v in state.values()]
     name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
     losses: dict[int, Tensor] = {}  # of each step
 
@@ -234,6 +235,10 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
             momentum.next_step()
         upload, own = pair_of(method.finish(theta, local), f"{name}.finish")
         remembered = state_of(method.objective.remember(theta, local), f"{type(method.objective).__name__}.remember")
+    require(
+        versions == [v._version for v in state.values()],
+        f"{name} overwrote a client's state of a past round; return new tensors from finish.",
+    )
     return Report(
         order.client,
         _own(state_of(upload, f"{name}.finish"), model),

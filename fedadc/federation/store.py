@@ -52,22 +52,23 @@ class Store:
         self.storage = storage
         self.used = 0  # bytes in memory
         self._serial = 0
-        self._memory: dict[int, State] = {}  # by serial, oldest first
+        self._memory: dict[int, tuple[State, int]] = {}  # by serial, oldest first: state and bytes
         self._files: dict[int, tuple[Path, torch.device]] = {}
 
     def keep(self, state: State) -> Entry:
         self._serial += 1
         entry = Entry(self, self._serial)
         weakref.finalize(entry, self._forget, entry.serial)
-        self._memory[entry.serial] = state
-        self.used += _bytes(state)
+        size = sum(v.numel() * v.element_size() for v in state.values())
+        self._memory[entry.serial] = (state, size)
+        self.used += size
         while self.used > self.storage.memory_gb * 1e9:
             self._write_oldest()
         return entry
 
     def read(self, entry: Entry) -> State:
         if entry.serial in self._memory:
-            return self._memory[entry.serial]
+            return self._memory[entry.serial][0]
         from safetensors.torch import load
 
         path, device = self._files[entry.serial]
@@ -87,7 +88,7 @@ class Store:
     def _write_oldest(self) -> None:
         from safetensors.torch import save_file
 
-        serial, state = next(iter(self._memory.items()))
+        serial, (state, size) = next(iter(self._memory.items()))
         own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
         try:
             path = self._folder / f"{serial}.safetensors"
@@ -99,11 +100,13 @@ class Store:
             path.unlink(missing_ok=True)
             return
         self._files[serial] = (path, next((v.device for v in state.values()), torch.device("cpu")))
-        self.used -= _bytes(self._memory.pop(serial))
+        del self._memory[serial]
+        self.used -= size
 
     def _forget(self, serial: int) -> None:
         if serial in self._memory:
-            self.used -= _bytes(self._memory.pop(serial))
+            _, size = self._memory.pop(serial)
+            self.used -= size
         elif serial in self._files:
             self._files.pop(serial)[0].unlink(missing_ok=True)
 
@@ -148,7 +151,3 @@ class ClientStates(Mapping[int, State]):
 def _states(storage: Storage, states: Mapping[int, State]) -> ClientStates:
     store = Store(storage)
     return ClientStates(store).updated({client: store.keep(state) for client, state in states.items()})
-
-
-def _bytes(state: State) -> int:
-    return sum(v.numel() * v.element_size() for v in state.values())
