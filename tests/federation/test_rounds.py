@@ -270,3 +270,31 @@ def test_divergence_of_clients_alone_ends_with_advice() -> None:
 def test_wrong_types_are_one_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(FedadcError):
         federation(**wrong)
+
+
+@pytest.mark.xfail(strict=True, raises=FedadcError, reason="an empty state is taken for another method's")
+def test_a_run_whose_clients_cleared_their_states_goes_on() -> None:
+    class Once(FedAvg):
+        def client_state(self, theta: Any) -> Any:
+            return {"rounds": torch.zeros(())}
+
+        def finish(self, theta: Any, local: Any) -> Any:
+            state = {} if local.client.get("rounds") else {"rounds": torch.ones(())}
+            return super().finish(theta, local)[0], state
+
+    rounds = list(federation(method=Once(), cohort=None).rounds(3))
+    again = list(federation(method=Once(), cohort=None).rounds(3, start=rounds[1].state))
+    assert torch.equal(again[-1].state.theta, rounds[-1].state.theta)
+
+
+@pytest.mark.xfail(strict=True, reason="theta and the server's state are watched, the clients' are not")
+def test_a_method_that_overwrites_a_clients_past_state_is_told_so() -> None:
+    """In memory the round before would change with it; read from a file it would not."""
+
+    class InPlace(FedDyn):
+        def finish(self, theta: Any, local: Any) -> Any:
+            upload, new = super().finish(theta, local)
+            return upload, {"h": local.client["h"].copy_(new["h"])}
+
+    with pytest.raises(FedadcError, match="overwrote the state of a past round"):
+        list(federation(method=InPlace(), cohort=None).rounds(2))
