@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,6 +138,10 @@ def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:
     """End after the first round that reaches an accuracy: on validation data where there is some, else on test data."""
     for result in stream:
         yield result
-        reached = result.metrics.get("validation_accuracy", result.metrics.get("test_accuracy"))
-        if accuracy is not None and isinstance(reached, float) and reached >= accuracy:
+        if reaches(result.metrics, accuracy):
             return
+
+
+def reaches(metrics: Mapping[str, Any], accuracy: float | None) -> bool:
+    value = metrics.get("validation_accuracy", metrics.get("test_accuracy"))
+    return accuracy is not None and isinstance(value, float) and value >= accuracy

@@ -23,6 +23,7 @@ from typing import Any
 
 from fedadc.config import TABLES, Config, load_config
 from fedadc.errors import FedadcError, require
+from fedadc.evaluate import reaches
 from fedadc.record import RecordedRun, read_run, write_text
 from fedadc.report import final, higher_is_better
 from fedadc.schema import Schema
@@ -121,7 +122,7 @@ def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
 ) -> dict[str, str]:
     """Train what is not there yet, several at once; returns what failed, folder -> reason."""
-    todo = [trial for trial in trials if not _finished(out / trial.folder, trial.config.rounds)]
+    todo = [trial for trial in trials if not _finished(out / trial.folder, trial.config)]
     for trial in trials:
         if trial not in todo:
             watch(trial.label, {})
@@ -167,11 +168,12 @@ def _train(
         return {}, str(error)
 
 
-def _finished(path: Path, rounds: int) -> bool:
+def _finished(path: Path, config: Config) -> bool:
     try:
-        return bool(read_run(path).records[-1]["round"] == rounds)
+        last = read_run(path).records[-1]
     except FedadcError:
         return False
+    return bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
 
 
 def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, failed: Mapping[str, str]) -> list[Choice]:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +97,13 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Refuse a place that holds something; with `overwrite`, only something other than a run."""
     try:
         require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
-        held = {p.name for p in path.iterdir()} if path.is_dir() else set()
+        held = list(path.iterdir()) if path.is_dir() else []
     except (OSError, ValueError) as error:
         raise FedadcError(f"--out: {str(path)[:60]} is no usable folder ({error}).") from error
     if not held:
         return
     require(overwrite, f"{path} is not empty; choose another --out, or give --overwrite to replace the run in it.")
-    foreign = {name for name in held if not _is_of_a_run(name)}
+    foreign = [p.name for p in held if not _is_of_a_run(p)]
     require(
         not foreign, f"{path} holds {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another --out."
     )
@@ -115,17 +114,29 @@ def model_file(name: str) -> str:
     return f"model-{name}.safetensors"
 
 
-def _is_of_a_run(name: str) -> bool:
-    name = name.removesuffix(".part")
-    return name in FILES or fnmatch(name, model_file("*")) or name.startswith(STATES)
+def _is_of_a_run(file: Path) -> bool:
+    if file.is_dir():
+        return file.name.startswith(STATES)
+    return file.name.removesuffix(".part") in FILES or file.name == model_file(_model_in(file))
+
+
+def _model_in(file: Path) -> str:
+    """The name of the model that a run saved in a file; nothing for a file of another origin."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            return str((opened.metadata() or {}).get("model", ""))
+    except (SafetensorError, OSError):
+        return ""
 
 
 def _clear(path: Path) -> None:
     """Remove what a run left in a folder."""
     for file in path.iterdir():
-        if file.name.startswith(STATES):
+        if file.is_dir() and _is_of_a_run(file):
             shutil.rmtree(file, ignore_errors=True)
-        elif _is_of_a_run(file.name):
+        elif _is_of_a_run(file):
             file.unlink()
 
 

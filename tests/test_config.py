@@ -311,7 +311,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("method.beta_local", -0.1, "beta_local must lie in [0, 1)"),
     ("method.server_lr", 0, "server_lr must be positive"),
     ("objective", {"name": "self_confidence", "lam": 1.1}, "lam must lie in [0, 1]"),
-    ("objective", {"name": "self_confidence", "tau": 0}, "tau must be positive"),
+    ("objective", {"name": "self_confidence", "tau": 0}, "tau must lie between"),
     ("objective", {"name": "self_confidence", "teacher": "me"}, "teacher"),
     ("local.lr", NAN, "local.lr must be positive"),
     ("local.lr", math.inf, "local.lr must be positive"),

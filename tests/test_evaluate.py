@@ -296,9 +296,9 @@ def test_all_that_a_run_left_is_overwritten_and_nothing_else(
     fine(call("run", "small.yaml", "method=feddyn", "--out", "a"))
     (place / f"{STATES}killed").mkdir()
     (place / f"{STATES}killed/1.safetensors").write_bytes(b"a state")
-    (place / "model-server.safetensors.part").write_bytes(b"half")
+    (place / "model.safetensors.part").write_bytes(b"half")
     refused(call("run", "small.yaml", "--out", "a"), "--overwrite")
-    for foreign in ("thesis.txt", "server-model.safetensors"):
+    for foreign in ("thesis.txt", "server-model.safetensors", "model-thesis.safetensors", f"{STATES}notes.txt"):
         (place / foreign).write_text("years of work")
         before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
         refused(call("run", "small.yaml", f"method={method}", "--out", "a", "--overwrite"), foreign)

@@ -284,7 +284,10 @@ def watched(objective: Objective, **kw: Any) -> tuple[Federation, Watched]:
 def test_a_teacher_sees_every_sample_once_a_round(name: str, work: LocalWork, samples: int) -> None:
     objective, models = TEACHERS[name]
     federation, module = watched(objective, local=work)
-    for _ in federation.rounds(2):
+    for done in federation.rounds(3):
+        if done.round == 1 and name == "model_contrast":  # there is no last model yet to be told from
+            assert not module.frozen
+            continue
         assert sum(map(len, module.frozen)) == models * 2 * samples  # two clients
         assert len({x.numpy().tobytes() for x in torch.cat(module.frozen)}) == 2 * samples
         module.frozen.clear()
@@ -306,7 +309,8 @@ def test_a_teacher_sees_the_augmented_inputs(name: str) -> None:
         start = federation.start()
         server = {key: start.server[key] for key in federation.downlink}
         with exact():
-            local_update(federation.workplace, Broadcast(1, 0.1, start.theta, server), Order(1, 7, None))
+            own = {key: value + 0.1 for key, value in objective.client_state(start.theta).items()}
+            local_update(federation.workplace, Broadcast(1, 0.1, start.theta, server), Order(1, 7, own))
         shown.append(module)
     plain, augmented = shown
     assert len(augmented.frozen) == 7 * models

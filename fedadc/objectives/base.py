@@ -71,4 +71,4 @@ def require_weight(name: str, value: float) -> None:
 
 
 def require_temperature(name: str, value: float) -> None:
-    require(0 < value <= 1e6, f"{name} must be positive and at most 1e6, not {value}.")
+    require(1e-3 <= value <= 1e3, f"{name} must lie between 0.001 and 1000, not {value}.")

@@ -9,6 +9,7 @@ contrast constant; the authors' code takes a random network there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -60,8 +61,8 @@ class ModelContrast(Objective):
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         z = model.embed(batch.x)
         cross_entropy = F.cross_entropy(model.head(z), batch.y)
-        if self.mu == 0:
-            return cross_entropy
+        if self.mu == 0 or local.client["previous"] is local.start:  # then the contrast is log 2, whatever z
+            return cross_entropy + self.mu * math.log(2)
         z_glob = local.per_sample("z_glob", batch, lambda b: model.features(local.start, b.x))
         z_prev = local.per_sample("z_prev", batch, lambda b: model.features(local.client["previous"], b.x))
         s_glob, s_prev = (F.cosine_similarity(z, other, dim=1) / self.tau for other in (z_glob, z_prev))
