@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 # MKL picks kernels by the alignment of its inputs unless told otherwise; it reads this when torch loads.
 os.environ.setdefault("MKL_CBWR", "AVX2")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; read at the first product on a GPU
 
 if TYPE_CHECKING:
     from fedadc.config import Config, load_config

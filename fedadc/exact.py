@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,6 @@ def exact() -> Iterator[None]:
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     memory: Any = torch.utils.deterministic  # a module with a property, which type checkers do not see
     filled = memory.fill_uninitialized_memory
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
     torch.set_num_threads(1)  # two threads change the order of additions
     torch.use_deterministic_algorithms(True)
     memory.fill_uninitialized_memory = False  # a safety net for kernels, at the price of a pass

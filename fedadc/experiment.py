@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.config import TABLES, Config, load_config
-from fedadc.errors import FedadcError, require
+from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import reaches
 from fedadc.record import RecordedRun, read_run, write_text
 from fedadc.report import final, higher_is_better
@@ -65,7 +64,8 @@ class Trial:
     """One setting of one label with one seed."""
 
     label: str
-    setting: tuple[tuple[str, Any], ...]  # of the grid
+    number: int  # of the setting
+    setting: dict[str, Any]  # of the grid
     config: Config
     folder: str
 
@@ -75,12 +75,12 @@ class Choice:
     """What was chosen for a label, and by what figures."""
 
     label: str
-    setting: tuple[tuple[str, Any], ...]
-    scores: dict[tuple[tuple[str, Any], ...], float | None]  # None: training failed
+    setting: dict[str, Any]
+    scores: list[tuple[dict[str, Any], float | None]]  # of all settings; None: training failed
     runs: list[RecordedRun]
 
     def described(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.setting)
+        return ", ".join(f"{key} {value}" for key, value in self.setting.items())
 
 
 def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
@@ -103,13 +103,21 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
         slug = re.sub(r"[^a-z0-9+]+", "-", label.lower()).strip("-")
         other = folders.setdefault(slug, label)
         require(other == label, f"runs {other!r} and {label!r} would share the folder {slug!r}; rename one of them.")
+        marks = set()
         for number, point in enumerate(points, start=1):
             tree = overlay(experiment.base, candidate.set)
             for key, value in point:
                 tree = changed(tree, key, value)
             for seed in experiment.seeds:
                 config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
-                yield Trial(label, point, config, f"{slug}/{number:02d}-{_mark(config)}-seed{seed}")
+                require(
+                    config.data.validation is not None or not experiment.choose_by.startswith("validation"),
+                    f"runs.{label} has no validation data, on which settings could be chosen; set data.validation.",
+                )
+                mark = _mark(config)
+                yield Trial(label, number, dict(point), config, f"{slug}/{number:02d}-{mark}-seed{seed}")
+            require(mark not in marks, f"runs.{label}.grid has the setting {dict(point)} twice.")
+            marks.add(mark)
 
 
 def _mark(config: Config) -> str:
@@ -166,6 +174,8 @@ def _train(
         return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None).history[-1], None
     except FedadcError as error:
         return {}, str(error)
+    except Exception as error:  # a bug in a user's own method must not end the others' runs
+        return {}, f"{type(error).__name__}: {one_line(error)}"
 
 
 def _finished(path: Path, config: Config) -> bool:
@@ -181,19 +191,19 @@ def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, failed: M
     choices = []
     sign = 1 if higher_is_better(experiment.choose_by) else -1
     for label in experiment.runs:
-        of_setting: dict[tuple[tuple[str, Any], ...], list[Trial]] = {}
+        settings: dict[int, list[Trial]] = {}
         for trial in trials:
             if trial.label == label:
-                of_setting.setdefault(trial.setting, []).append(trial)
-        scores: dict[tuple[tuple[str, Any], ...], float | None] = {}
-        for setting, members in of_setting.items():
-            bad = any(t.folder in failed for t in members)
-            finals = [] if bad else [final(read_run(out / t.folder), experiment.choose_by) for t in members]
-            scores[setting] = statistics.mean(finals) if finals else None
-        best = max(scores, key=lambda s: -math.inf if scores[s] is None else sign * float(scores[s] or 0))
-        reason = next((failed[t.folder] for t in of_setting[best] if t.folder in failed), "")
-        require(scores[best] is not None, f"{label}: no setting could be trained: {reason}")
-        choices.append(Choice(label, best, scores, [read_run(out / t.folder) for t in of_setting[best]]))
+                settings.setdefault(trial.number, []).append(trial)
+        scores: dict[int, float] = {}
+        for number, members in settings.items():
+            if not any(t.folder in failed for t in members):
+                scores[number] = statistics.mean(final(read_run(out / t.folder), experiment.choose_by) for t in members)
+        reasons = [failed[t.folder] for members in settings.values() for t in members if t.folder in failed]
+        require(bool(scores), f"{label}: no setting could be trained: {reasons[0] if reasons else ''}")
+        best = settings[max(scores, key=lambda number: sign * scores[number])]
+        figures = [(members[0].setting, scores.get(number)) for number, members in settings.items()]
+        choices.append(Choice(label, best[0].setting, figures, [read_run(out / t.folder) for t in best]))
     return choices
 
 
@@ -201,8 +211,8 @@ def write_choices(choices: Sequence[Choice], choose_by: str, path: Path) -> None
     """All settings with their validation figures, the chosen ones marked."""
     tree = {
         choice.label: {
-            "chosen": dict(choice.setting),
-            choose_by: [{"setting": dict(setting), "mean": score} for setting, score in choice.scores.items()],
+            "chosen": choice.setting,
+            choose_by: [{"setting": setting, "mean": score} for setting, score in choice.scores],
         }
         for choice in choices
     }

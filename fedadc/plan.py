@@ -19,6 +19,7 @@ from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.federation.federation import Federation
 from fedadc.federation.schedule import Constant
+from fedadc.methods import Method
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.schema import hints_of, leaf
@@ -52,7 +53,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     federation = Federation(
         model=module,
         data=data,
-        method=replace(config.method, objective=config.objective),
+        method=_with_objective(config),
         local=config.local,
         clients=config.data.clients,
         partition_by=config.data.partition,
@@ -71,6 +72,14 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
     known = replace(config.data, clients=len(federation.clients))
     shown = replace(chosen, init=init, options=_defaults(inspect.signature(cls).parameters, chosen.options))
     return Plan(replace(config, data=known, model=shown), federation)
+
+
+def _with_objective(config: Config) -> Method:
+    try:
+        return replace(config.method, objective=config.objective)
+    except TypeError as error:  # an __init__ of a user's own
+        name = type(config.method).__name__
+        raise FedadcError(f"method: {name} cannot be given an objective ({one_line(error)}).") from error
 
 
 def _states_folder(config: Config, out: Path | None) -> str | None:

@@ -149,7 +149,7 @@ def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
     for heading in ("run", "chosen", "of", "failed"):
         table.add_column(heading, justify="left" if heading in ("run", "chosen") else "right")
     for choice in choices:
-        scores = list(choice.scores.values())
+        scores = [score for _, score in choice.scores]
         table.add_row(Text(choice.label), Text(choice.described()), str(len(scores)), str(scores.count(None)))
     out.print(table)
 

@@ -53,12 +53,13 @@ def test_the_best_on_validation_data_is_chosen_and_what_is_there_is_not_trained_
     failed = run_trials(trials, tmp_path / "out", 2, None, lambda label, record: None)
     assert len(failed) == 2 and all("no longer finite" in reason for reason in failed.values())
     average, wild = choose(plan, trials, tmp_path / "out", failed)
-    assert dict(average.setting) == {"local.lr": 0.2} and dict(wild.setting) == {"local.lr": 0.1}
-    assert list(wild.scores.values())[1] is None  # the diverged one
+    assert average.setting == {"local.lr": 0.2} and wild.setting == {"local.lr": 0.1}
+    assert wild.scores[1] == ({"local.lr": 1e25}, None)  # diverged
     for choice in (average, wild):
         assert [r.tree["seed"] for r in choice.runs] == [0, 1]
         mean = sum(final(r, "validation_accuracy") for r in choice.runs) / 2
-        assert choice.scores[choice.setting] == pytest.approx(mean)
+        assert dict(choice.scores[0][0]).keys() == {"local.lr"}
+        assert mean == pytest.approx(max(score for _, score in choice.scores if score is not None))
 
     before = {t.folder: (tmp_path / "out" / t.folder / "metrics.jsonl") for t in trials if t.folder not in failed}
     stamps = {folder: path.stat().st_mtime_ns for folder, path in before.items()}
@@ -129,7 +130,8 @@ def replace_seconds(record: dict[str, Any]) -> dict[str, Any]:
         ({"runs": {"A": {"gird": {}}}}, r"runs\.A: key 'gird' is unknown; did you mean 'grid'"),
         ({"runs": {"A": {"grid": {"local.lr": [0.1, "fast"]}}}}, r"local\.lr"),
         ({"runs": {"A": {"grid": {"local.rl": [0.1, 0.2]}}}}, "did you mean 'lr'"),
-        ({"runs": {"A a": {"grid": {"local.lr": [0.1, 0.2]}}, "a A": {}, "a-a": {}}}, r"budget|share the folder"),
+        ({"runs": {"A": {"grid": {"local.lr": [0.1, 0.1]}}}}, r"runs\.A\.grid has the setting .* twice"),
+        ({"base": {**SMALL["base"], "data": {"name": "digits", "clients": 9}}}, "has no validation data"),
         ({"base": {"rounds": 3}}, r"data is missing"),
         ({"bugdet": 3}, "did you mean 'budget'"),
     ],
@@ -153,6 +155,24 @@ def test_nothing_trainable_ends_with_the_reason(tmp_path: Path) -> None:
         choose(plan, trials, tmp_path / "out", failed)
 
 
+def test_a_grid_may_be_over_lists(tmp_path: Path) -> None:
+    tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"model.hidden": [[4], [8, 8]]}}}}
+    plan, trials = read_experiment(written(tmp_path, tree))
+    failed = run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    (choice,) = choose(plan, trials, tmp_path / "out", failed)
+    assert choice.setting["model.hidden"] in ([4], [8, 8]) and not failed
+
+
+def test_a_bug_in_a_users_method_ends_only_its_own_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import fedadc\n\nclass Buggy(fedadc.FedAvg):\n    def step(self, theta, grad, local):\n        return 1 / 0\n"
+    )
+    buggy = {"set": {"method": "mine:Buggy"}, "grid": {"local.lr": [0.1, 0.2]}}
+    _, trials = read_experiment(written(tmp_path, {**SMALL, "runs": {**SMALL["runs"], "B": buggy}}))
+    failed = run_trials(trials, tmp_path / "out", 2, None, lambda label, record: None)
+    assert sum("ZeroDivisionError" in reason for reason in failed.values()) == 4 and len(failed) == 4 + 2
+
+
 def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
     tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"local.lr": [0.1, 0.2]}}}}
     plan, trials = read_experiment(written(tmp_path, tree))
@@ -169,6 +189,7 @@ def test_the_shipped_experiment_is_valid_and_has_every_method() -> None:
     assert {type(t.config.method) for t in trials} == set(METHODS.values())
     assert {type(t.config.objective) for t in trials} == set(OBJECTIVES.values())
     assert plan.budget == 12 and plan.seeds == [0, 1, 2]
+    assert {"local only", "centralised", "FedAvg, local momentum", "FedADC heavy-ball"} <= plan.runs.keys()
     assert len(trials) == len(plan.runs) * 12 * 3
 
 

@@ -49,19 +49,29 @@ def test_overrides_come_after_presets_and_later_presets_after_earlier() -> None:
     assert isinstance(config.method, FedADC) and config.method.beta == 0.6 and config.method.nesterov
 
 
-def test_the_papers_own_figures() -> None:
-    """Section IV-A, method by method."""
-    for name, local, settings in (
-        ("fedrs", {"momentum": 0.9}, {"alpha": 0.5}),
-        ("moon", {"lr": 0.01, "weight_decay": 1e-5}, {"tau": 0.5}),
-        ("fedgkd", {"momentum": 0.9}, {"tau": 0.5, "lam": 0.1}),
-        ("fedntd", {"momentum": 0.9}, {"tau": 1.0, "beta": 0.3}),
-        ("fedprox", {"momentum": 0.0}, {}),
-        ("feddyn", {"weight_decay": 1e-3}, {}),
-        ("fedadc+", {}, {"lam": 0.35}),
-    ):
-        tree = PRESETS[name].tree
-        assert local.items() <= tree["local"].items() and settings.items() <= tree["objective"].items(), name
+MOMENTUM = {"method.beta": {0.6, 0.7, 0.8, 0.9}, "method.server_lr": {1.0}}
+LR = {0.1, 0.05, 0.03}
+PAPER: dict[str, dict[str, set[Any]]] = {  # section IV-A and IV-B: what may stand where
+    "fedavg": {"local.momentum": {0.0}},
+    "fedavg-momentum": {"local.momentum": {0.9}},
+    "slowmo": MOMENTUM,
+    "fedadc": MOMENTUM,
+    "fedadc+": {**MOMENTUM, "objective.lam": {0.35}},
+    "fedprox": {"method.mu": {0.1, 0.01, 0.001}, "local.momentum": {0.0}},
+    "feddyn": {"method.alpha": {0.1, 0.01, 0.001}, "local.weight_decay": {1e-3}},
+    "moon": {"objective.tau": {0.5}, "objective.mu": {1.0, 5.0}, "local.lr": {0.01}, "local.weight_decay": {1e-5},
+             "model.projection": {256}},
+    "fedgkd": {"objective.tau": {0.5}, "objective.lam": {0.1}, "local.momentum": {0.9}},
+    "fedntd": {"objective.tau": {1.0}, "objective.beta": {0.3}, "local.momentum": {0.9}},
+    "fedrs": {"objective.alpha": {0.5}, "local.momentum": {0.9}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_papers_own_figures(name: str) -> None:
+    for key, allowed in {"local.lr": LR, **PAPER[name]}.items():
+        node, setting = key.split(".")
+        assert PRESETS[name].tree[node][setting] in allowed, key
 
 
 def test_an_unknown_preset_is_named() -> None:

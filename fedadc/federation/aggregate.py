@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
+
+from fedadc.errors import require
 from fedadc.methods.base import State
 
 BLOCK = 8  # part of the result's bits: an engine may add whole blocks ahead, never other groups
@@ -19,10 +22,12 @@ class OrderedMean:
         self.count = 0
         self._tracked, self._clients = tracked, clients
         self._weights = 0.0
+        self._shapes: dict[str, torch.Size] = {}
         self._total: State = {}
         self._block: State = {}
 
     def add(self, weight: float, upload: State) -> None:
+        self._check(upload)
         if self.count % BLOCK == 0:
             _accumulate(self._total, self._block)
             self._block = {}
@@ -30,6 +35,13 @@ class OrderedMean:
         self._weights += weight
         plain = {key for key in upload if weight == 1 or key in self._tracked}
         _accumulate(self._block, {key: v if key in plain else v * weight for key, v in upload.items()})
+
+    def _check(self, upload: State) -> None:
+        shapes = {key: vector.shape for key, vector in upload.items()}
+        self._shapes = shapes if self.count == 0 else self._shapes
+        require(shapes == self._shapes, "the clients' uploads differ in their names or shapes, so they have no mean.")
+        missing = [key for key in self._tracked if key not in upload]
+        require(not missing, f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(upload)}.")
 
     def result(self) -> State:
         total = {key: vector.clone() for key, vector in self._total.items()}

@@ -100,7 +100,9 @@ class Federation:
         kept = self.start().server
         names: dict[str, None] = {}
         for owner in (self.method, self.method.objective):
-            require(isinstance(owner.downlink, tuple), f"{type(owner).__name__}.downlink must be a tuple of names.")
+            for which in ("downlink", "tracked"):
+                value, kind = getattr(owner, which, ()), type(owner).__name__
+                require(isinstance(value, tuple), f"{kind}.{which} must be a tuple of names, not {value!r}.")
             for name in owner.downlink:
                 require(
                     name in kept,

@@ -140,7 +140,7 @@ class Momentum:
 
     def __init__(self, mu: float, like: Vector) -> None:
         self.mu = mu
-        self.before, self.after = (torch.zeros_like(like), torch.zeros_like(like)) if mu else (like, like)
+        self.before, self.after = (torch.zeros_like(like if mu else like[:0]) for _ in range(2))
         self.asked = False  # for a gradient in this step
 
     def __call__(self, g: Vector) -> Vector:
@@ -184,34 +184,10 @@ class Workplace:
 
 def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report:
     """Train one client from what it received."""
-    model, method, work, data = place.model, place.method, place.work, place.data(order.client)
-
-    def rng(purpose: str) -> np.random.Generator:
-        return generator(place.seed, purpose, broadcast.round, order.client)
-
-    positions: Iterable[Array] = islice(
-        shuffled(len(data), work.batch_size, work.steps, work.epochs, rng("batches")), order.steps
-    )
-    touched = None
-    if order.steps * work.batch_size < len(data):  # then no sample is drawn twice
-        positions = list(positions)
-        touched = np.sort(np.concatenate(positions))
-    state = order.state
-    if state is None:
-        state = {**method.client_state(broadcast.theta), **method.objective.client_state(broadcast.theta)}
-    local = Local(
-        model,
-        data,
-        start=broadcast.theta,
-        server=broadcast.server,
-        client=state,
-        lr=broadcast.lr,
-        steps=order.steps,
-        mean_samples=place.mean_samples,
-        rng=rng,
-        touched=touched,
-    )
-    versions = [v._version for v in state.values()]
+    model, method, work = place.model, place.method, place.work
+    local, positions = _arrive(place, broadcast, order)
+    received = [local.start, *local.server.values(), *local.client.values()]
+    versions = [v._version for v in received]
     name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
     losses: dict[int, Tensor] = {}  # of each step
 
@@ -227,7 +203,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     with torch_seeded(place.seed, "dropout", broadcast.round, order.client):
         theta = model.theta
         theta.copy_(vector_like(method.begin(local), theta, f"{name}.begin"))
-        for step, batch in enumerate(data.batches(positions, rng("augment"))):
+        for step, batch in enumerate(local.data.batches(positions, local.rng("augment"))):
             local.step, local.batch = step, batch
             moved = method.step(theta, grad, local)
             if moved is not theta:
@@ -236,19 +212,53 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         upload, own = pair_of(method.finish(theta, local), f"{name}.finish")
         remembered = state_of(method.objective.remember(theta, local), f"{type(method.objective).__name__}.remember")
     require(
-        versions == [v._version for v in state.values()],
-        f"{name} overwrote a client's state of a past round; return new tensors from finish.",
+        versions == [v._version for v in received],
+        f"{name} overwrote what a client received or kept from a past round; return new tensors instead.",
     )
+    if "delta" in state_of(upload, f"{name}.finish"):
+        vector_like(upload["delta"], theta, f"{name}.finish as delta")
     return Report(
         order.client,
-        _own(state_of(upload, f"{name}.finish"), model),
+        _own(upload, model),
         _own({**state_of(own, f"{name}.finish"), **remembered}, model),
         loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
-        samples=len(data),
+        samples=len(local.data),
         steps=order.steps,
     )
 
 
+def _arrive(place: Workplace, broadcast: Broadcast, order: Order) -> tuple[Local, Iterable[Array]]:
+    """What a client sees, and the positions of its batches."""
+    method, work, data = place.method, place.work, place.data(order.client)
+
+    def rng(purpose: str) -> np.random.Generator:
+        return generator(place.seed, purpose, broadcast.round, order.client)
+
+    positions: Iterable[Array] = islice(
+        shuffled(len(data), work.batch_size, work.steps, work.epochs, rng("batches")), order.steps
+    )
+    touched = None
+    if order.steps * work.batch_size < len(data):  # then no sample is drawn twice
+        positions = list(positions)
+        touched = np.sort(np.concatenate(positions))
+    state = order.state
+    if state is None:
+        state = {**method.client_state(broadcast.theta), **method.objective.client_state(broadcast.theta)}
+    local = Local(
+        place.model,
+        data,
+        start=broadcast.theta,
+        server=dict(broadcast.server),  # dicts of its own: what a method puts in them stays here
+        client={key: value.to(place.model.device) for key, value in state.items()},
+        lr=broadcast.lr,
+        steps=order.steps,
+        mean_samples=place.mean_samples,
+        rng=rng,
+        touched=touched,
+    )
+    return local, positions
+
+
 def _own(state: State, model: FlatModel) -> State:
-    """Tensors that the next client will not overwrite."""
-    return {key: value.clone() if model.owns(value) else value for key, value in state.items()}
+    """Tensors that the next client will not overwrite, and without a graph behind them."""
+    return {key: (value.clone() if model.owns(value) else value).detach() for key, value in state.items()}

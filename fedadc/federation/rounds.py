@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedadc.errors import require
+from fedadc.errors import FedadcError, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.local import Broadcast, Order
@@ -88,12 +88,12 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
         losses.append(report.loss)
         bytes_up += _bytes(report.upload)
         if report.state or report.client in state.clients:
-            _require_finite(report.state, t)
+            _require_finite(report.state, f"round {t}, client {report.client}")
             fresh[report.client] = state.clients.store.keep(report.state)
 
     theta, server = state.theta, state.server
     if mean.count:
-        info = RoundInfo(round=t, lr=lr, cohort=mean.count, clients=len(place.clients))
+        info = RoundInfo(round=t, lr=lr, counted=mean.count, clients=len(place.clients))
         theta, server = _updated(method, state, mean.result(), info)
     after = RunState(t, theta, server, state.clients.updated(fresh), horizon)
     sent = _bytes({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
@@ -105,20 +105,24 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
 def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> tuple[Vector, State]:
     """The method's own update, if it is one."""
     name = f"{type(method).__name__}.update"
-    theta, server = pair_of(method.update(state.theta, state.server, mean, info), name)
+    try:
+        theta, server = pair_of(method.update(state.theta, state.server, mean, info), name)
+    except KeyError as error:
+        raise FedadcError(f"{name} looks for {error}, but the uploads have {', '.join(mean) or 'nothing'}.") from error
     vector_like(theta, state.theta, name)
     objective = method.objective
-    followed = state_of(objective.follow(theta, state.server), f"{type(objective).__name__}.follow")
+    followed = state_of(objective.follow(theta, state.server, info), f"{type(objective).__name__}.follow")
     server = {**state_of(server, name), **followed}
-    _require_finite({"theta": theta, **server}, info.round)
+    _require_finite({"theta": theta, **server}, f"round {info.round}")
     return theta, server
 
 
-def _require_finite(vectors: State, round: int) -> None:
-    require(
-        all(bool(torch.isfinite(v).all()) for v in vectors.values()),
-        f"round {round}: the model is no longer finite, training has diverged; lower local.lr or set local.clip.",
-    )
+def _require_finite(vectors: State, where: str) -> None:
+    for name, vector in vectors.items():
+        require(
+            bool(torch.isfinite(vector).all()),
+            f"{where}: {name} is no longer finite, training has diverged; lower local.lr or set local.clip.",
+        )
 
 
 def _versions(state: RunState) -> list[int]:

@@ -6,6 +6,7 @@ can go on from any of them. What nobody holds is forgotten, file and all.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -39,10 +40,13 @@ class Storage:
 class Entry:
     """A handle on one client's state after one round."""
 
-    __slots__ = ("__weakref__", "serial", "store")
+    __slots__ = ("serial", "store")
 
     def __init__(self, store: Store, serial: int) -> None:
         self.store, self.serial = store, serial
+
+    def __del__(self) -> None:
+        self.store.forget(self.serial)
 
 
 class Store:
@@ -53,12 +57,13 @@ class Store:
         self.used = 0  # bytes in memory
         self._serial = 0
         self._memory: dict[int, tuple[State, int]] = {}  # by serial, oldest first: state and bytes
-        self._files: dict[int, tuple[Path, torch.device]] = {}
+        self._files: dict[int, Path] = {}
+        self._owner = os.getpid()  # a forked copy must not delete files
 
     def keep(self, state: State) -> Entry:
         self._serial += 1
         entry = Entry(self, self._serial)
-        weakref.finalize(entry, self._forget, entry.serial)
+        state = {key: value.cpu() for key, value in state.items()}
         size = sum(v.numel() * v.element_size() for v in state.values())
         self._memory[entry.serial] = (state, size)
         self.used += size
@@ -71,18 +76,17 @@ class Store:
             return self._memory[entry.serial][0]
         from safetensors.torch import load
 
-        path, device = self._files[entry.serial]
+        path = self._files[entry.serial]
         try:
-            state = load(path.read_bytes())  # not load_file, which maps the file: there are only so many maps
+            return load(path.read_bytes())  # not load_file, which maps the file: there are only so many maps
         except Exception as error:  # deleted, or a disk that fails
             raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
-        return {key: value.to(device) for key, value in state.items()}
 
     @cached_property
     def _folder(self) -> Path:
         place = self.storage.folder and Path(self.storage.folder).resolve()
         folder = tempfile.mkdtemp(prefix=FILES, dir=place)
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        weakref.finalize(self, _remove, folder, self._owner)
         return Path(folder)
 
     def _write_oldest(self) -> None:
@@ -99,16 +103,21 @@ class Store:
         if serial not in self._memory:  # its last holder went in the meantime
             path.unlink(missing_ok=True)
             return
-        self._files[serial] = (path, next((v.device for v in state.values()), torch.device("cpu")))
+        self._files[serial] = path
         del self._memory[serial]
         self.used -= size
 
-    def _forget(self, serial: int) -> None:
+    def forget(self, serial: int) -> None:
         if serial in self._memory:
             _, size = self._memory.pop(serial)
             self.used -= size
-        elif serial in self._files:
-            self._files.pop(serial)[0].unlink(missing_ok=True)
+        elif serial in self._files and os.getpid() == self._owner:
+            self._files.pop(serial).unlink(missing_ok=True)
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class ClientStates(Mapping[int, State]):

@@ -32,7 +32,7 @@ class RoundInfo:
 
     round: int  # t, from 1
     lr: float  # η_t, the learning rate the clients used in it
-    cohort: int  # |S_t|, how many uploads were counted
+    counted: int  # |S_t|, the uploads in the mean
     clients: int  # N
 
 
@@ -45,7 +45,7 @@ class Method:
     paper: ClassVar[str] = ""
     computation: ClassVar[str] = ""  # beyond FedAvg's, in words
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
-    tracked: ClassVar[tuple[str, ...]] = ()  # uploads beside delta; `mean` has their plain sum / N, never weighted
+    tracked: ClassVar[tuple[str, ...]] = ()  # uploads of which `mean` has the plain sum / N, never weighted
     federated: ClassVar[bool] = True  # False: nothing travels, and the clients' own models are what is evaluated
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
 
@@ -105,8 +105,12 @@ def vector_like(value: Any, like: Vector, source: str) -> Vector:
 
 def state_of(value: Any, source: str) -> State:
     """What a method returned, if it is a dict of named tensors."""
-    fits = isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values())
-    require(fits, f"{source} must return a dict of named tensors, not {type(value).__name__}.")
+    require(isinstance(value, dict), f"{source} must return a dict of named tensors, not {type(value).__name__}.")
+    for name, tensor in value.items():
+        kind = type(tensor).__name__
+        require(
+            isinstance(tensor, Tensor), f"{source} must return a dict of named tensors, but {name!r} is of type {kind}."
+        )
     return value  # type: ignore[no-any-return]
 
 

@@ -33,7 +33,7 @@ class FedDyn(Method):
     judged_by: Literal["mean", "server"] = "mean"
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
-    computation: ClassVar[str] = "2 vector operations / step"
+    computation: ClassVar[str] = "3 vector operations / step"
 
     def __post_init__(self) -> None:
         require(0 < self.alpha < float("inf"), f"feddyn: alpha must be positive, not {self.alpha}.")
@@ -63,7 +63,7 @@ class FedDyn(Method):
         return {"h": torch.zeros_like(theta)}
 
     def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
-        share = info.cohort / info.clients  # times the cohort's mean: the sum over the cohort, over all N
+        share = info.counted / info.clients  # times the cohort's mean: the sum over the cohort, over all N
         h = server["h"] + self.alpha * share * mean["delta"]
         return theta - mean["delta"] - h / self.alpha, {"h": h}
 

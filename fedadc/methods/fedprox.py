@@ -19,7 +19,7 @@ class FedProx(Method):
     mu: float = 0.01  # μ
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-    computation: ClassVar[str] = "1 vector operation / step"
+    computation: ClassVar[str] = "2 vector operations / step"
 
     def __post_init__(self) -> None:
         require(0 <= self.mu < float("inf"), f"fedprox: mu must not be negative, not {self.mu}.")

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fedadc.errors import require
 from fedadc.models.classifier import Classifier, projection_head, through
 
+HIDDEN = (128, 256, 512, 1024)
+
 
 class CNN(Classifier):
     """Four convolutions and four fully connected layers before the classifier."""
@@ -28,13 +30,18 @@ class CNN(Classifier):
         classes: int,
         width: float = 1.0,
         channels: Sequence[int] = (64, 128, 256, 512),
-        hidden: Sequence[int] = (128, 256, 512, 1024),
+        hidden: Sequence[int] | None = None,  # 128-256-512-1024; with a projection head there are none
         projection: int | None = None,
     ) -> None:
         super().__init__()
         require(len(input_shape) == 3, f"model cnn takes images [channels, height, width], not {list(input_shape)}.")
         require(width > 0, f"model.width must be positive, not {width}.")
         require(bool(channels) and min(channels) > 0, f"model.channels must be positive, not {list(channels)}.")
+        require(
+            hidden is None or projection is None,
+            "model cnn has no hidden layers beside a projection head; leave out model.hidden or model.projection.",
+        )
+        hidden = HIDDEN if hidden is None else hidden
         require(all(h > 0 for h in hidden), f"model.hidden must be positive widths, not {list(hidden)}.")
         scaled = [max(1, round(width * c)) for c in channels]
         side = [s // 2 ** len(scaled) for s in input_shape[1:]]

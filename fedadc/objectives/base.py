@@ -2,13 +2,12 @@
 
 `__call__(model, batch, local)` returns the mean loss of a batch. `model` holds the present theta, `batch` has
 `x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see. Gradients flow
-through `model(x)` (or `model.head(model.embed(x))`) only: a term in theta itself, such as a proximal one, is a method's
-`correct`. What a frozen model says belongs in `local.per_sample`.
+through `model(x)` or `model.head(model.embed(x))`; `model.theta` is a plain vector without one, so a term in theta
+itself, such as a proximal one, is a method's `correct`. What a frozen model says belongs in `local.per_sample`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from fedadc.data.batches import Batch
     from fedadc.federation.federation import Federation
     from fedadc.federation.local import Local
+    from fedadc.methods.base import RoundInfo
     from fedadc.models.flat import FlatModel
 
 State = dict[str, Tensor]  # named tensors, passed in and out, never kept
@@ -31,7 +31,6 @@ class Objective:
 
     paper: ClassVar[str] = ""
     computation: ClassVar[str] = ""  # beyond cross-entropy's, in words
-    refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
 
     @property
     def downlink(self) -> tuple[str, ...]:
@@ -55,15 +54,15 @@ class Objective:
 
     def remember(self, theta: Tensor, local: Local) -> State:
         """The new state of a client that has arrived at theta; it takes effect only if the upload is counted."""
-        return {}
+        return {name: local.client[name] for name in self.client_state(local.start)}
 
     # What it keeps at the server, beside the method's own state.
     def server_state(self, theta: Tensor) -> State:
         return {}
 
-    def follow(self, theta: Tensor, server: State) -> State:
+    def follow(self, theta: Tensor, server: State, info: RoundInfo) -> State:
         """Its new server state once theta is the global model."""
-        return {}
+        return {name: server[name] for name in self.server_state(theta)}
 
 
 def require_weight(name: str, value: float) -> None:

@@ -20,6 +20,7 @@ from fedadc.objectives.base import Objective, State, require_temperature, requir
 if TYPE_CHECKING:
     from fedadc.data.batches import Batch
     from fedadc.federation.local import Local
+    from fedadc.methods.base import RoundInfo
     from fedadc.models.flat import FlatModel
 
 
@@ -62,7 +63,7 @@ class GlobalDistillation(Objective):
     def server_state(self, theta: Tensor) -> State:
         return {"recent": theta[None].clone(), "teacher": theta.clone()} if self.window > 1 else {}
 
-    def follow(self, theta: Tensor, server: State) -> State:
+    def follow(self, theta: Tensor, server: State, info: RoundInfo) -> State:
         if self.window == 1:
             return {}
         recent = torch.cat([theta[None], server["recent"]])[: self.window]  # newest first

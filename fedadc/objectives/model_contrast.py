@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -61,7 +62,7 @@ class ModelContrast(Objective):
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         z = model.embed(batch.x)
         cross_entropy = F.cross_entropy(model.head(z), batch.y)
-        if self.mu == 0 or local.client["previous"] is local.start:  # then the contrast is log 2, whatever z
+        if self.mu == 0 or torch.equal(local.client["previous"], local.start):  # then it is log 2, whatever z
             return cross_entropy + self.mu * math.log(2)
         z_glob = local.per_sample("z_glob", batch, lambda b: model.features(local.start, b.x))
         z_prev = local.per_sample("z_prev", batch, lambda b: model.features(local.client["previous"], b.x))
@@ -73,4 +74,4 @@ class ModelContrast(Objective):
         return {"previous": theta}
 
     def remember(self, theta: Tensor, local: Local) -> State:
-        return {"previous": theta.clone()}
+        return {"previous": theta}

@@ -21,7 +21,7 @@ from fedadc.federation.federation import Federation
 from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.methods import METHODS, FedAvg, Method, RoundInfo
 from fedadc.models import MLP
-from fedadc.objectives import OBJECTIVES, ModelContrast
+from fedadc.objectives import OBJECTIVES, CrossEntropy, GlobalDistillation, ModelContrast
 from fedadc.plan import prepare
 from fedadc.runner import run
 
@@ -59,6 +59,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
 def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, momentum: float) -> None:
     """A returned gradient is lost at the next call (here: NaN), and start, server and client are never written."""
     cls: type[Method] = METHODS[method]
+    loss = GlobalDistillation(window=3) if objective == "global_distillation" else OBJECTIVES[objective]()
     momentum = 0.0 if method in NO_LOCAL_MOMENTUM else momentum
 
     class Poisoned(cls):  # type: ignore[misc, valid-type]
@@ -76,24 +77,22 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
     work = LocalWork(steps=4, batch_size=4, lr=0.1, momentum=momentum, weight_decay=0.01)
     uploads = []
     for kind in (cls, Poisoned):
-        federation = Federation(
-            model=module, data=small_federation(), method=kind(objective=OBJECTIVES[objective]()), local=work
-        )
+        federation = Federation(model=module, data=small_federation(), method=kind(objective=loss), local=work)
         state = federation.start()
-        server = {name: torch.randn(state.theta.shape, generator=torch.Generator().manual_seed(1)).double()
-                  for name in cls.downlink}  # fmt: skip
-        sent = Broadcast(1, 0.1, state.theta.clone(), server)
-        own = {**cls().client_state(state.theta), **OBJECTIVES[objective]().client_state(state.theta)}
-        own = {
-            name: torch.randn(vector.shape, generator=torch.Generator().manual_seed(2)).double()
-            for name, vector in own.items()
-        }
-        seen = {"theta": sent.theta, **{f"server {k}": v for k, v in server.items()}, **own}
+        random = torch.Generator().manual_seed(1)
+
+        def drawn(vectors: Any, random: Any = random) -> Any:
+            return {k: torch.rand(v.shape, generator=random, dtype=torch.float64) for k, v in vectors.items()}
+
+        whole = drawn(state.server)
+        sent = Broadcast(1, 0.1, state.theta.clone(), {name: whole[name] for name in federation.downlink})
+        own = drawn({**cls().client_state(state.theta), **loss.client_state(state.theta)})
+        seen = {"theta": sent.theta, **{f"server {k}": v for k, v in whole.items()}, **own}
         before = {name: vector.clone() for name, vector in seen.items()}
         report = local_update(federation.workplace, sent, Order(3, 4, own))
-        info = RoundInfo(round=1, lr=0.1, cohort=1, clients=6)
-        whole = {**federation.start().server, **server}
+        info = RoundInfo(round=1, lr=0.1, counted=1, clients=6)
         kind().update(sent.theta, whole, report.upload, info)
+        loss.follow(sent.theta, whole, info)
         for name, vector in seen.items():
             assert torch.equal(vector, before[name]), name
         uploads.append({**report.upload, **{f"state {k}": v for k, v in report.state.items()}})
@@ -214,6 +213,20 @@ WRONG: dict[str, tuple[str, Any, str]] = {  # what a user's method may return by
     "correct": ("correct", lambda self, g, theta, local: g.float(), "correct must return a vector"),
     "finish alone": ("finish", lambda self, theta, local: {"delta": theta}, "finish must return two values"),
     "finish a float": ("finish", lambda self, theta, local: ({"delta": 1.0}, {}), "dict of named tensors"),
+    "finish short": ("finish", lambda self, theta, local: ({"delta": theta[:1]}, {}), "as delta must return a vector"),
+    "finish nothing": (
+        "finish",
+        lambda self, theta, local: ({}, {}),
+        "looks for 'delta', but the uploads have nothing",
+    ),
+    "finish unlike": (
+        "finish",
+        lambda self, theta, local: ({"delta": theta, "x": torch.ones(len(local.data))}, {}),
+        "differ in their names or shapes",
+    ),
+    "finish a number": ("finish", lambda self, theta, local: ({"delta": theta}, {"n": 0}), "'n' is of type int"),
+    "tracked a text": ("tracked", "c", r"Mine\.tracked must be a tuple of names, not 'c'"),
+    "tracked nothing": ("tracked", ("c",), "c is tracked, but the uploads have only delta"),
     "update alone": ("update", lambda self, theta, server, mean, info: theta, "update must return two values"),
     "update a number": ("update", lambda self, theta, server, mean, info: (theta.sum(), server), "update must return"),
     "update in place": (
@@ -253,6 +266,66 @@ def test_replaced_gradients_are_noticed() -> None:
         list(
             Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=FedAvg(objective=Meddling())).rounds(1)
         )
+
+
+class Constants(CrossEntropy):
+    """A user's objective that keeps something everywhere and never changes it."""
+
+    downlink = ("level",)
+
+    def client_state(self, theta: Any) -> Any:
+        return {"weight": theta.new_ones(2)}
+
+    def server_state(self, theta: Any) -> Any:
+        return {"level": theta.new_ones(3)}
+
+    def __call__(self, model: Any, batch: Any, local: Any) -> Any:
+        return super().__call__(model, batch, local) * local.client["weight"].mean() * local.server["level"].mean()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_objectives_constant_state_lives_on_under_every_method(method: str) -> None:
+    settings: dict[str, Any] = {"data": small_federation(), "local": LocalWork(steps=2, batch_size=4, lr=0.1)}
+    torch.manual_seed(0)
+    module = MLP((5,), 4, [6]).double()
+    plain = list(Federation(model=module, method=METHODS[method](), **settings).rounds(3))[-1].state
+    kept = list(Federation(model=module, method=METHODS[method](objective=Constants()), **settings).rounds(3))[-1].state
+    assert torch.equal(plain.theta, kept.theta)
+    assert torch.equal(kept.server["level"], torch.ones(3).double())
+    assert all(torch.equal(state["weight"], torch.ones(2).double()) for state in kept.clients.values())
+
+
+class Assigns(METHODS["scaffold"]):  # type: ignore[misc]
+    """A user's method that puts its new state into the dict that it was given."""
+
+    def finish(self, theta: Any, local: Any) -> Any:
+        upload, new = super().finish(theta, local)
+        local.client["c"] = new["c"]
+        local.server["c"] = new["c"]
+        return upload, local.client
+
+
+def test_assigning_into_what_a_client_sees_changes_nothing_else() -> None:
+    settings: dict[str, Any] = {"data": small_federation(), "local": LocalWork(steps=2, batch_size=4, lr=0.1)}
+    torch.manual_seed(0)
+    module = MLP((5,), 4, [6]).double()
+    plain, assigning = (Federation(model=module, method=m, **settings) for m in (METHODS["scaffold"](), Assigns()))
+    rounds = list(assigning.rounds(4))
+    assert torch.equal(rounds[-1].state.theta, list(plain.rounds(4))[-1].state.theta)
+    again = list(assigning.rounds(4, start=rounds[1].state))[-1].state
+    assert torch.equal(again.theta, rounds[-1].state.theta)
+
+
+def test_a_state_keeps_no_graph() -> None:
+    class Embeds(FedAvg):
+        def finish(self, theta: Any, local: Any) -> Any:
+            return super().finish(theta, local)[0], {"mean": local.model.embed(local.batch.x).mean(0)}
+
+    state = list(Federation(model=MLP((5,), 4, [6]).double(), data=small_federation(), method=Embeds()).rounds(1))[
+        -1
+    ].state
+    assert all(own["mean"].grad_fn is None for own in state.clients.values())
+    assert copy.deepcopy(state).clients.keys() == state.clients.keys()
 
 
 def test_an_objective_whose_vector_nobody_keeps_is_refused() -> None:
