@@ -60,7 +60,7 @@ def run(
 
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
     chosen = load_config(config, changes, presets=preset or ())
-    out = out or Path("runs") / f"{config.stem}-seed{chosen.seed}"
+    out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
     with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
         result = run_config(
             chosen, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch, notes=notes
@@ -107,9 +107,12 @@ def compare(
     """Compare runs: mean ± std over seeds, rounds to a target, bytes, and a plot."""
     from fedadc.record import read_run
     from fedadc.report import as_json, plot, summarise
-    from fedadc.terminal import comparison, find_runs, say
+    from fedadc.terminal import comparison, find_runs, note, say
 
     read = [read_run(path) for path in find_runs(runs)]
+    for run in read:
+        if run.records[-1]["round"] < run.tree.get("rounds", 0) and not run.stopped():
+            note(f"{run.path} ended after {run.records[-1]['round']} of {run.tree['rounds']} rounds")
     rows = summarise(read, target, metric)
     if plot_file is not None:
         plot(read, plot_file, metric)
@@ -130,25 +133,33 @@ def experiment(
     json: Json = False,
 ) -> None:
     """Train several methods, each with its grid of settings, and compare them at their best. Finished runs are kept."""
-    from fedadc.experiment import choose, read_experiment, run_trials, write_choices
+    from fedadc.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
+    from fedadc.record import locked
     from fedadc.report import as_json, plot, summarise
-    from fedadc.terminal import choices_table, comparison, progress_of_trials, say
+    from fedadc.terminal import choices_table, comparison, note, progress_of_trials, say
 
     plan, trials = read_experiment(file)
+    check_rows(trials, data_dir)
     out = out or Path("runs") / file.stem
-    with progress_of_trials(len(trials)) as watch:
-        failed = run_trials(trials, out, jobs or os.cpu_count() or 1, data_dir, watch)
-    choices = choose(plan, trials, out, failed)
-    write_choices(choices, plan.choose_by, out / "choices.json")
-    runs = [run for choice in choices for run in choice.runs]
-    rows, picture = summarise(runs, plan.target), out / "convergence.png"
-    plot(runs, picture, title=plan.title)
-    if json:
-        typer.echo(as_json(rows))
-        return
-    comparison(rows, plan.title)
-    choices_table(choices, plan.choose_by)
-    say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
+    with locked(out):
+        todo = unfinished(trials, out)
+        if len(todo) < len(trials):
+            kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} were finished before and are kept"
+            note(f"{kept}; if your data or code has changed since, choose another --out")
+        with progress_of_trials(len(todo)) as watch:
+            diverged = run_trials(todo, out, jobs or os.cpu_count() or 1, data_dir, watch)
+        choices = choose(plan, trials, out, diverged)
+        write_choices(choices, plan.choose_by, out / "choices.json")
+        runs = [run for choice in choices for run in choice.runs]
+        rows, picture = summarise(runs, plan.target), out / "convergence.png"
+        if json:
+            typer.echo(as_json(rows))
+        else:
+            comparison(rows, plan.title)
+            choices_table(choices, plan.choose_by)
+        plot(runs, picture, title=plan.title)
+    if not json:
+        say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
 
 
 @app.command()
@@ -243,7 +254,13 @@ def main() -> None:
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except MemoryError:
+        print("error: memory is not enough for this; choose a smaller model or less data.", file=sys.stderr)
+        code = 2
     except Exception as error:
+        if isinstance(error, RuntimeError) and "not enough memory" in str(error):  # torch's way to say so
+            print("error: memory is not enough for this; choose a smaller model or less data.", file=sys.stderr)
+            sys.exit(2)
         if not hasattr(error, "format_message"):  # a usage error of typer's has it
             raise
         message = " ".join(error.format_message().split()).rstrip(".")

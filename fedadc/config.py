@@ -161,6 +161,9 @@ def load_config(
         pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS
         if pair and _node(tree, "objective").get("name") == "cross_entropy":
             del tree["objective"]  # the file's plain loss gives way to the pair's
+    require(
+        not {"budget", "runs"} <= tree.keys(), f"{source} is an experiment; run it with `fedadc experiment {source}`."
+    )
     try:
         config = Schema(TABLES, folder, SHORT).build(Config, _expand_pairs(tree))
     except RecursionError:
@@ -186,7 +189,8 @@ def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:
     name, wanted = PAIRS[short]
     require(
         objective.get("name", wanted) == wanted,
-        f"method {short} is {name} with objective {wanted}; for {objective.get('name')!r} write method: {name}.",
+        f"method {short} brings objective {wanted}; remove objective {objective.get('name')}, or write method: {name} "
+        "to keep it.",
     )
     return {**tree, "method": {**method, "name": name}, "objective": {**objective, "name": wanted}}
 

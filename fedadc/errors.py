@@ -15,6 +15,10 @@ def require(condition: bool, message: str) -> None:
         raise FedadcError(message)
 
 
+class Diverged(FedadcError):
+    """Training has left the finite numbers."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)

@@ -11,19 +11,23 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedadc.config import TABLES, Config, load_config
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import Diverged, FedadcError, one_line, require
 from fedadc.evaluate import reaches
-from fedadc.record import RecordedRun, read_run, write_text
+from fedadc.plan import prepare
+from fedadc.record import MODEL, RecordedRun, read_run, write_text
 from fedadc.report import final, higher_is_better
 from fedadc.schema import Schema
 from fedadc.tree import changed, overlay, read_yaml
@@ -53,6 +57,7 @@ class Experiment:
         require(bool(self.seeds), "seeds must name at least one seed.")
         require(len(set(self.seeds)) == len(self.seeds), f"seeds name one twice: {self.seeds}.")
         require(bool(self.runs), "runs must name at least one method.")
+        require(self.target is None or 0 < self.target <= 1, f"target is a share such as 0.9, not {self.target}.")
         require(
             not self.choose_by.startswith("test"),
             f"choose_by is {self.choose_by}, but settings are never chosen on test data; name a validation metric.",
@@ -76,18 +81,27 @@ class Choice:
 
     label: str
     setting: dict[str, Any]
-    scores: list[tuple[dict[str, Any], float | None]]  # of all settings; None: training failed
-    runs: list[RecordedRun]
+    scores: list[tuple[dict[str, Any], float | None]]  # of all settings; None: training diverged
+    runs: list[RecordedRun]  # none where all settings diverged
 
     def described(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.setting.items())
+        return ", ".join(f"{key} {value}" for key, value in self.setting.items()) or "all diverged"
 
 
 def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
     """The experiment of a file and all its trials; every config in it is checked."""
-    schema = Schema(TABLES, path.resolve().parent)
-    experiment = schema.build(Experiment, read_yaml(path))
-    return experiment, list(_trials(experiment, schema))
+    schema, tree = Schema(TABLES, path.resolve().parent), read_yaml(path)
+    require("rounds" not in tree, f"{path} is the config of one run; train it with `fedadc run {path}`.")
+    experiment = schema.build(Experiment, tree)
+    trials = list(_trials(experiment, schema))
+    for trial in trials:
+        known = {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
+        require(
+            experiment.choose_by in {f"validation_{metric}" for metric in known},
+            f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "
+            f"{', '.join(f'validation_{metric}' for metric in sorted(known))} (see evaluate.metrics).",
+        )
+    return experiment, trials
 
 
 def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
@@ -100,7 +114,8 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
             len(points) == experiment.budget,
             f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every one.",
         )
-        slug = re.sub(r"[^a-z0-9+]+", "-", label.lower()).strip("-")
+        slug = re.sub(r"[^\w+]+", "-", label.lower()).strip("-")
+        require(bool(slug), f"runs: the label {label!r} has no letter or digit to name its folder after.")
         other = folders.setdefault(slug, label)
         require(other == label, f"runs {other!r} and {label!r} would share the folder {slug!r}; rename one of them.")
         marks = set()
@@ -111,11 +126,11 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
             for seed in experiment.seeds:
                 config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
                 require(
-                    config.data.validation is not None or not experiment.choose_by.startswith("validation"),
+                    config.data.validation is not None,
                     f"runs.{label} has no validation data, on which settings could be chosen; set data.validation.",
                 )
                 mark = _mark(config)
-                yield Trial(label, number, dict(point), config, f"{slug}/{number:02d}-{mark}-seed{seed}")
+                yield Trial(label, number, dict(point), config, f"{slug}/{mark}-seed{seed}")
             require(mark not in marks, f"runs.{label}.grid has the setting {dict(point)} twice.")
             marks.add(mark)
 
@@ -126,29 +141,66 @@ def _mark(config: Config) -> str:
     return hashlib.blake2b(json.dumps(tree, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
 
 
+def unfinished(trials: Sequence[Trial], out: Path) -> list[Trial]:
+    return [trial for trial in trials if not _finished(out / trial.folder, trial.config)]
+
+
+def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
+    """Refuse a row that makes no sense before anything is trained."""
+    seen: set[str] = set()
+    for trial in trials:
+        if trial.label not in seen:
+            seen.add(trial.label)
+            try:
+                prepare(trial.config, data_dir)
+            except FedadcError as error:
+                raise FedadcError(f"runs.{trial.label}: {error}") from error
+
+
 def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
-) -> dict[str, str]:
-    """Train what is not there yet, several at once; returns what failed, folder -> reason."""
-    todo = [trial for trial in trials if not _finished(out / trial.folder, trial.config)]
-    for trial in trials:
-        if trial not in todo:
-            watch(trial.label, {})
+) -> set[str]:
+    """Train these, several at once; returns the folders of those that diverged. Any other failure is an error."""
+    diverged: set[str] = set()
     failed: dict[str, str] = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
-        running = {pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in todo}
         try:
+            with _children_ignore_interrupts():
+                running = {
+                    pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in trials
+                }
             for done in as_completed(running):
                 trial = running[done]
-                record, reason = done.result()
-                if reason is not None:
+                record, reason, has_diverged = done.result()
+                if has_diverged:
+                    diverged.add(trial.folder)
+                elif reason is not None:
                     failed[trial.folder] = reason
                 watch(trial.label, record)
+        except BrokenProcessPool:
+            raise FedadcError(
+                "a training process was killed, perhaps for want of memory; use fewer --jobs. What is finished is kept."
+            ) from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return failed
+    for folder, reason in failed.items():
+        raise FedadcError(f"{out / folder}: {reason}")
+    return diverged
+
+
+@contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    """A process inherits what is ignored when it is spawned: Ctrl-C is then the parent's alone to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _leave_with_the_parent() -> None:
@@ -165,17 +217,17 @@ def _leave_with_the_parent() -> None:
 
 def _train(
     tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None
-) -> tuple[dict[str, Any], str | None]:
-    """In a process of its own: the last record, or why there is none."""
+) -> tuple[dict[str, Any], str | None, bool]:
+    """In a process of its own: the last record, or why there is none, and whether it diverged."""
     from fedadc.runner import run
 
     try:
         config = load_config(tree, folder=folder)
-        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None).history[-1], None
+        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None).history[-1], None, False
     except FedadcError as error:
-        return {}, str(error)
+        return {}, str(error), isinstance(error, Diverged)
     except Exception as error:  # a bug in a user's own method must not end the others' runs
-        return {}, f"{type(error).__name__}: {one_line(error)}"
+        return {}, f"{type(error).__name__}: {one_line(error)}", False
 
 
 def _finished(path: Path, config: Config) -> bool:
@@ -183,10 +235,11 @@ def _finished(path: Path, config: Config) -> bool:
         last = read_run(path).records[-1]
     except FedadcError:
         return False
-    return bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
+    saved = (path / MODEL).is_file() or not config.method.federated
+    return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
 
 
-def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, failed: Mapping[str, str]) -> list[Choice]:
+def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, diverged: Collection[str]) -> list[Choice]:
     """The best setting of every label, by the mean over seeds on validation data; the first of equals."""
     choices = []
     sign = 1 if higher_is_better(experiment.choose_by) else -1
@@ -197,13 +250,12 @@ def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, failed: M
                 settings.setdefault(trial.number, []).append(trial)
         scores: dict[int, float] = {}
         for number, members in settings.items():
-            if not any(t.folder in failed for t in members):
+            if not any(t.folder in diverged for t in members):
                 scores[number] = statistics.mean(final(read_run(out / t.folder), experiment.choose_by) for t in members)
-        reasons = [failed[t.folder] for members in settings.values() for t in members if t.folder in failed]
-        require(bool(scores), f"{label}: no setting could be trained: {reasons[0] if reasons else ''}")
-        best = settings[max(scores, key=lambda number: sign * scores[number])]
+        best = settings[max(scores, key=lambda number: sign * scores[number])] if scores else []
         figures = [(members[0].setting, scores.get(number)) for number, members in settings.items()]
-        choices.append(Choice(label, best[0].setting, figures, [read_run(out / t.folder) for t in best]))
+        runs = [read_run(out / t.folder) for t in best]
+        choices.append(Choice(label, best[0].setting if best else {}, figures, runs))
     return choices
 
 

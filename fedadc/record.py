@@ -9,8 +9,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ import torch
 import fedadc
 from fedadc.config import Config, home_of, load_config
 from fedadc.errors import FedadcError, require
+from fedadc.evaluate import reaches
 from fedadc.federation.rounds import Round
 from fedadc.federation.store import FILES as STATES
 from fedadc.tree import parse_yaml
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
+LOCK = ".lock"
 FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
 
 
@@ -52,9 +55,12 @@ class RunDirectory:
     ) -> None:
         check_free(path, overwrite)
         self.path = path
+        self._replaced: Path | None = None  # where the run that stood here waits until this one has a round
         with self._writing():
             path.mkdir(parents=True, exist_ok=True)
-            _clear(path)
+            self._held = ExitStack()
+            self._held.enter_context(locked(path))
+            self._put_aside()
             write_text(path / CONFIG, config.yaml())
             facts = {**environment(device), "config_folder": str(config.folder), "data_notes": list(notes)}
             write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
@@ -67,6 +73,15 @@ class RunDirectory:
             self._metrics.flush()
         return record
 
+    def _put_aside(self) -> None:
+        old = [file for file in self.path.iterdir() if _is_of_a_run(file) and file.name != LOCK]
+        if old:
+            self._replaced = Path(
+                tempfile.mkdtemp(prefix=f".{self.path.name}-replaced-", dir=self.path.resolve().parent)
+            )
+            for file in old:
+                file.replace(self._replaced / file.name)
+
     def finish(self, models: Mapping[str, dict[str, torch.Tensor]]) -> None:
         """Write the models: the first, by which the run is judged, under the plain name."""
         from safetensors.torch import save
@@ -77,13 +92,22 @@ class RunDirectory:
                 partial = self.path / (MODEL + ".part")
                 partial.write_bytes(save(state_dict, metadata={"model": name}))
                 partial.replace(self.path / (model_file(name) if index else MODEL))
+            if self._replaced:
+                shutil.rmtree(self._replaced, ignore_errors=True)
+        self._held.close()
 
     def discard(self) -> None:
-        """Take back a run that never finished a round."""
+        """Take back a run that never finished a round, and bring back the one that it was to replace."""
         self._metrics.close()
+        self._held.close()
         _clear(self.path)
         with suppress(OSError):
-            self.path.rmdir()
+            if self._replaced:
+                for file in self._replaced.iterdir():
+                    file.replace(self.path / file.name)
+                self._replaced.rmdir()
+            else:
+                self.path.rmdir()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -117,7 +141,7 @@ def model_file(name: str) -> str:
 def _is_of_a_run(file: Path) -> bool:
     if file.is_dir():
         return file.name.startswith(STATES)
-    return file.name.removesuffix(".part") in FILES or file.name == model_file(_model_in(file))
+    return file.name.removesuffix(".part") in (*FILES, LOCK) or file.name == model_file(_model_in(file))
 
 
 def _model_in(file: Path) -> str:
@@ -138,6 +162,25 @@ def _clear(path: Path) -> None:
             shutil.rmtree(file, ignore_errors=True)
         elif _is_of_a_run(file):
             file.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else writes to a folder meanwhile. The lock goes with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # a system without it
+            pass
+        except OSError:
+            raise FedadcError(f"another process is writing to {folder}; wait for it or choose another --out.") from None
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -182,6 +225,11 @@ class RecordedRun:
     path: Path
     tree: dict[str, Any]  # its config, as plain values
     records: list[dict[str, Any]]
+
+    def stopped(self) -> bool:
+        """Whether it ended early because it was told to."""
+        accuracy = (self.tree.get("stop") or {}).get("accuracy")
+        return reaches(self.records[-1], accuracy)
 
     def config(self, without: Sequence[str] = ()) -> Config:
         """The config of the run (some keys left at their defaults), with its files looked up where they were."""

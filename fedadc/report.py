@@ -204,7 +204,9 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
 
     groups = group(runs)
     many = len(groups) > len(COLOURS)
-    figure = Figure(figsize=(9.5, 5.5) if many else (7.5, 4.5), dpi=150, layout="constrained")
+    long = max(map(len, groups)) > 30 or (len(groups) > 6 and not many)
+    below = 0.2 * math.ceil(len(groups) / 2) if long else 0.0  # room for the legend
+    figure = Figure(figsize=(9.5 if many else 7.5, (5.5 if many else 4.5) + below), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     percent = is_share(metric)
@@ -217,7 +219,12 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
         colour = COLOURS[index % len(COLOURS)]
         style = STYLES[index // len(COLOURS) % len(STYLES)]
         axes.plot(
-            rounds, [statistics.mean(points[t]) for t in rounds], style, color=colour, lw=1.8, label=shorten(label, 110)
+            rounds,
+            [statistics.mean(points[t]) for t in rounds],
+            style,
+            color=colour,
+            lw=1.8,
+            label=_plain(shorten(label, 60)),
         )
         low, high = ([f(points[t]) for t in rounds] for f in (min, max))
         if not many:
@@ -226,16 +233,20 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     axes.set_ylabel(metric.replace("_", " ") + (" (%)" if percent else ""))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    labels = axes.get_legend_handles_labels()[1]
-    if many and max(map(len, labels)) <= 30:
+    if long:
+        figure.legend(frameon=False, loc="outside lower left", fontsize=8, ncols=2)
+    elif many:
         figure.legend(frameon=False, loc="outside right center", fontsize=8)
-    elif max(map(len, labels)) <= 24 and len(labels) <= 6:
-        axes.legend(frameon=False, loc="best")
     else:
-        figure.legend(frameon=False, loc="outside lower left", fontsize=8)
+        axes.legend(frameon=False, loc="best")
     if title:
-        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_title(_plain(title), loc="left", fontsize=11)
     save_png(figure, path)
+
+
+def _plain(text: str) -> str:
+    """As it stands: matplotlib takes what is between dollars for a formula."""
+    return text.replace("$", r"\$")
 
 
 def save_png(figure: Any, path: Path) -> None:

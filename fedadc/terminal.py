@@ -47,6 +47,10 @@ def say(text: str) -> None:
     out.print(Text(text), soft_wrap=True)
 
 
+def note(text: str) -> None:
+    err.print(Text(f"note: {text}"), soft_wrap=True)
+
+
 class _Lines:
     """Progress where there is no terminal: a line now and then."""
 
@@ -98,7 +102,7 @@ def _bar(total: int, unit: str = "rounds") -> Iterator[Callable[[str, dict[str, 
 def progress_of_run(rounds: int, name: str) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
     """A watcher of rounds, and a place for notes on the data."""
     with _bar(rounds) as advance:
-        yield (lambda record: advance(name, record)), (lambda note: err.print(Text(f"note: {note}"), soft_wrap=True))
+        yield (lambda record: advance(name, record)), note
 
 
 @contextmanager
@@ -146,7 +150,7 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
 def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
     """What was chosen for each, and on which figures."""
     table = Table(title=f"chosen by {choose_by.replace('_', ' ')}", title_justify="left")
-    for heading in ("run", "chosen", "of", "failed"):
+    for heading in ("run", "chosen", "of", "diverged"):
         table.add_column(heading, justify="left" if heading in ("run", "chosen") else "right")
     for choice in choices:
         scores = [score for _, score in choice.scores]

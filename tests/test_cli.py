@@ -22,6 +22,7 @@ from torch import nn
 from fedadc import cli, demo
 from fedadc.config import load_config
 from fedadc.plan import load_data
+from fedadc.record import locked
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"}
@@ -536,3 +537,34 @@ def test_what_a_loader_did_is_said_and_recorded(call: Any, tmp_path: Path) -> No
     assert "kind: text, 2 categories" in answer.err and "age reaches beyond" in answer.err
     notes = json.loads((tmp_path / "a/environment.json").read_text())["data_notes"]
     assert any("age: number, 0 to 59, not scaled" in note for note in notes)
+
+
+def test_an_old_run_comes_back_if_the_new_one_never_has_a_round(call: Call, tmp_path: Path) -> None:
+    fine(call("run", "small.yaml", "--out", "a"))
+    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    refused(call("run", "small.yaml", "local.lr=1e25", "--out", "a", "--overwrite"), "diverged")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    fine(call("run", "small.yaml", "rounds=1", "--out", "a", "--overwrite"))
+    assert len(records(tmp_path / "a")) == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"small.yaml", "a"}  # nothing put aside is left
+
+
+def test_a_second_process_in_a_run_directory_is_refused(call: Call, tmp_path: Path) -> None:
+    fine(call("run", "small.yaml", "--out", "a"))
+    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    with locked(tmp_path / "a"):
+        refused(call("run", "small.yaml", "--out", "a", "--overwrite"), "another process is writing to a")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+
+
+def test_compare_tells_which_runs_did_not_come_to_their_end(call: Call, tmp_path: Path) -> None:
+    fine(call("run", "small.yaml", "--out", "a"))
+    lines = (tmp_path / "a/metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a/metrics.jsonl").write_text("".join(lines[:2]))
+    assert "a ended after 2 of 3 rounds" in call("compare", "a").err
+
+
+def test_dollars_in_a_label_are_dollars(call: Call, tmp_path: Path) -> None:
+    fine(call("run", "small.yaml", r"label='$\frac{$'", "--out", "a"))
+    fine(call("compare", "a", "--plot", "c.png"))
+    assert (tmp_path / "c.png").read_bytes().startswith(PNG)

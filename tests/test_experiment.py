@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import yaml
 
 from fedadc.config import load_config
 from fedadc.errors import FedadcError
-from fedadc.experiment import choose, read_experiment, run_trials
+from fedadc.experiment import Trial, check_rows, choose, read_experiment, run_trials, unfinished
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.presets import PRESETS
@@ -47,11 +46,15 @@ def written(folder: Path, tree: Any) -> Path:
     return path
 
 
+def train(trials: list[Trial], out: Path, jobs: int = 1) -> set[str]:
+    return run_trials(unfinished(trials, out), out, jobs, None, lambda label, record: None)
+
+
 def test_the_best_on_validation_data_is_chosen_and_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
     plan, trials = read_experiment(written(tmp_path, SMALL))
     assert len(trials) == 2 * 2 * 2 and len({t.folder for t in trials}) == len(trials)
-    failed = run_trials(trials, tmp_path / "out", 2, None, lambda label, record: None)
-    assert len(failed) == 2 and all("no longer finite" in reason for reason in failed.values())
+    failed = train(trials, tmp_path / "out", 2)
+    assert len(failed) == 2
     average, wild = choose(plan, trials, tmp_path / "out", failed)
     assert average.setting == {"local.lr": 0.2} and wild.setting == {"local.lr": 0.1}
     assert wild.scores[1] == ({"local.lr": 1e25}, None)  # diverged
@@ -61,32 +64,31 @@ def test_the_best_on_validation_data_is_chosen_and_what_is_there_is_not_trained_
         assert dict(choice.scores[0][0]).keys() == {"local.lr"}
         assert mean == pytest.approx(max(score for _, score in choice.scores if score is not None))
 
-    before = {t.folder: (tmp_path / "out" / t.folder / "metrics.jsonl") for t in trials if t.folder not in failed}
-    stamps = {folder: path.stat().st_mtime_ns for folder, path in before.items()}
-    assert run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None).keys() == failed.keys()
-    assert {folder: path.stat().st_mtime_ns for folder, path in before.items()} == stamps
+    assert {t.folder for t in unfinished(trials, tmp_path / "out")} == failed
 
 
 def test_an_unfinished_or_changed_run_is_trained_again(tmp_path: Path) -> None:
     tree = {**SMALL, "runs": {"FedAvg": SMALL["runs"]["FedAvg"]}}
     _, trials = read_experiment(written(tmp_path, tree))
-    run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    train(trials, tmp_path / "out")
     metrics = tmp_path / "out" / trials[0].folder / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # as if it had been killed
-    run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    train(trials, tmp_path / "out")
     again = [{**json.loads(line), "seconds": 0} for line in metrics.read_text().splitlines()]
     assert again == [{**json.loads(line), "seconds": 0} for line in whole.splitlines()]
     tree["base"] = {**SMALL["base"], "rounds": 4}
     _, longer = read_experiment(written(tmp_path, tree))
     assert not {t.folder for t in longer} & {t.folder for t in trials}
+    (tmp_path / "out" / trials[1].folder / "model.safetensors").unlink()
+    assert unfinished(trials, tmp_path / "out") == [trials[1]]
 
 
 def test_an_experiments_run_is_the_same_as_its_config_alone(tmp_path: Path) -> None:
     from fedadc.runner import run
 
     _, trials = read_experiment(written(tmp_path, SMALL))
-    run_trials(trials[:1], tmp_path / "out", 1, None, lambda label, record: None)
+    train(trials[:1], tmp_path / "out")
     recorded = read_run(tmp_path / "out" / trials[0].folder).records
     assert [replace_seconds(r) for r in recorded] == [replace_seconds(r) for r in run(trials[0].config).history]
 
@@ -133,6 +135,10 @@ def replace_seconds(record: dict[str, Any]) -> dict[str, Any]:
         ({"runs": {"A": {"grid": {"local.lr": [0.1, 0.1]}}}}, r"runs\.A\.grid has the setting .* twice"),
         ({"base": {**SMALL["base"], "data": {"name": "digits", "clients": 9}}}, "has no validation data"),
         ({"base": {"rounds": 3}}, r"data is missing"),
+        ({"choose_by": "validation_top5"}, r"validation_top5 is not measured by runs\.FedAvg"),
+        ({"target": 5}, "target is a share"),
+        ({"rounds": 5}, "is the config of one run"),
+        ({"runs": {"—": {"grid": {"local.lr": [0.1, 0.2]}}}}, "no letter or digit"),
         ({"bugdet": 3}, "did you mean 'budget'"),
     ],
 )  # fmt: skip
@@ -147,18 +153,45 @@ def test_two_labels_never_share_a_folder(tmp_path: Path) -> None:
         read_experiment(written(tmp_path, {**SMALL, "runs": {"Fed Avg": same, "fed-avg": same}}))
 
 
-def test_nothing_trainable_ends_with_the_reason(tmp_path: Path) -> None:
+def test_a_row_that_makes_no_sense_is_refused_before_anything_runs(tmp_path: Path) -> None:
     tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"cohort.size": [11, 12]}}}}
+    _, trials = read_experiment(written(tmp_path, tree))
+    with pytest.raises(FedadcError, match=r"runs\.A: cohort\.size is 11"):
+        check_rows(trials, None)
+
+
+def test_a_row_whose_settings_all_diverge_is_told_and_the_others_stand(tmp_path: Path) -> None:
+    wild = {"set": {"local": {"lr": 1e25}}, "grid": {"local.batch_size": [4, 8]}}
+    tree = {**SMALL, "seeds": [0], "runs": {"FedAvg": SMALL["runs"]["FedAvg"], "Wild": wild}}
     plan, trials = read_experiment(written(tmp_path, tree))
-    failed = run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
-    with pytest.raises(FedadcError, match=r"A: no setting could be trained: cohort\.size is 11"):
-        choose(plan, trials, tmp_path / "out", failed)
+    average, none = choose(plan, trials, tmp_path / "out", train(trials, tmp_path / "out"))
+    assert average.runs and not none.runs and none.described() == "all diverged"
+
+
+def test_a_folder_that_cannot_be_written_is_no_divergence(tmp_path: Path) -> None:
+    _, trials = read_experiment(written(tmp_path, SMALL))
+    place = tmp_path / "out" / trials[0].folder
+    place.mkdir(parents=True)
+    (place / "thesis.txt").write_text("years of work")
+    with pytest.raises(FedadcError, match=r"holds thesis\.txt"):
+        train(trials, tmp_path / "out", 2)
+    assert len(unfinished(trials, tmp_path / "out")) == 1 + 2  # it, and the two that diverge: the others are trained
+
+
+def test_a_second_experiment_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    from fedadc.record import locked
+
+    written(tmp_path, SMALL)
+    words = [sys.executable, "-m", "fedadc.cli", "experiment", "small.yaml", "--out", "out"]
+    with locked(tmp_path / "out"):
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "another process is writing to out" in done.stderr
 
 
 def test_a_grid_may_be_over_lists(tmp_path: Path) -> None:
     tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"model.hidden": [[4], [8, 8]]}}}}
     plan, trials = read_experiment(written(tmp_path, tree))
-    failed = run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
+    failed = train(trials, tmp_path / "out")
     (choice,) = choose(plan, trials, tmp_path / "out", failed)
     assert choice.setting["model.hidden"] in ([4], [8, 8]) and not failed
 
@@ -169,16 +202,9 @@ def test_a_bug_in_a_users_method_ends_only_its_own_runs(tmp_path: Path) -> None:
     )
     buggy = {"set": {"method": "mine:Buggy"}, "grid": {"local.lr": [0.1, 0.2]}}
     _, trials = read_experiment(written(tmp_path, {**SMALL, "runs": {**SMALL["runs"], "B": buggy}}))
-    failed = run_trials(trials, tmp_path / "out", 2, None, lambda label, record: None)
-    assert sum("ZeroDivisionError" in reason for reason in failed.values()) == 4 and len(failed) == 4 + 2
-
-
-def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
-    tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"local.lr": [0.1, 0.2]}}}}
-    plan, trials = read_experiment(written(tmp_path, tree))
-    failed = run_trials(trials, tmp_path / "out", 1, None, lambda label, record: None)
-    with pytest.raises(FedadcError, match="validation_top5"):
-        choose(replace(plan, choose_by="validation_top5"), trials, tmp_path / "out", failed)
+    with pytest.raises(FedadcError, match="ZeroDivisionError"):
+        train(trials, tmp_path / "out", 2)
+    assert len(unfinished(trials, tmp_path / "out")) == 4 + 2  # its own, and the two that diverge
 
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

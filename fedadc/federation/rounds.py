@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedadc.errors import FedadcError, require
+from fedadc.errors import Diverged, FedadcError, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.local import Broadcast, Order
@@ -119,10 +119,10 @@ def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> t
 
 def _require_finite(vectors: State, where: str) -> None:
     for name, vector in vectors.items():
-        require(
-            bool(torch.isfinite(vector).all()),
-            f"{where}: {name} is no longer finite, training has diverged; lower local.lr or set local.clip.",
-        )
+        if not bool(torch.isfinite(vector).all()):
+            raise Diverged(
+                f"{where}: {name} is no longer finite, training has diverged; lower local.lr or set local.clip."
+            )
 
 
 def _versions(state: RunState) -> list[int]:

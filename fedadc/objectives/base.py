@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from fedadc.errors import require
+from fedadc.errors import FedadcError, require
 
 if TYPE_CHECKING:
     from fedadc.data.batches import Batch
@@ -46,7 +46,7 @@ class Objective:
         """Refuse, with a FedadcError that says why, a federation in which this objective makes no sense."""
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(model, batch, local)")
+        raise FedadcError(f"objective {type(self).__name__} must define __call__(model, batch, local).")
 
     # What it keeps at the client, beside the method's own state: created on first use, renewed after every round.
     def client_state(self, theta: Tensor) -> State:

@@ -33,7 +33,7 @@ class GlobalDistillation(Objective):
     window: int = 1  # M, global models in the teacher
 
     paper: ClassVar[str] = "Yao et al., 2021"
-    computation: ClassVar[str] = "1 forward pass / round"
+    computation: ClassVar[str] = "1 forward pass / round (down ×2 if window > 1)"
 
     def __post_init__(self) -> None:
         require_weight("global_distillation: lam", self.lam)
