@@ -52,7 +52,7 @@ class ModelContrast(Objective):
         require(
             getattr(model.module, "projection", None) is not None,
             f"objective model_contrast needs a projection head, which this {name} lacks; set model.projection, e.g. "
-            "256 (in a model of your own: a module `projection` that ends `embed`).",
+            "256, of mlp, cnn or resnet18 (in a model of your own: a module `projection` that ends `embed`).",
         )
         require(
             model.is_head_of_embed(federation.example),
