@@ -51,10 +51,14 @@ def run(
     seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
+    workers: Annotated[
+        str, typer.Option(help="Processes that train clients: auto (a core each), a number, or 0 (this process).")
+    ] = "0",
     overwrite: Overwrite = False,
 ) -> None:
     """Train by a config and leave a run directory."""
     from fedadc.config import load_config
+    from fedadc.exact import resolve_workers
     from fedadc.runner import run as run_config
     from fedadc.terminal import progress_of_run, run_summary
 
@@ -63,7 +67,14 @@ def run(
     out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
     with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
         result = run_config(
-            chosen, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch, notes=notes
+            chosen,
+            out=out,
+            overwrite=overwrite,
+            data_dir=data_dir,
+            device=device,
+            workers=resolve_workers(workers),
+            watch=watch,
+            notes=notes,
         )
     run_summary(result)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedadc.data.batches import Inputs
-from fedadc.data.dataset import Samples
+from fedadc.data.dataset import Array, Samples
 from fedadc.errors import require, unknown
 from fedadc.exact import exact
 from fedadc.federation.rounds import Metrics as Metrics
@@ -38,36 +38,77 @@ class Evaluation:
                 raise unknown("evaluate.metrics: metric", name, EXTRA_METRICS)
 
 
-def measure(
-    model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, classes: int, evaluation: Evaluation
-) -> Metrics:
-    """Accuracy and cross-entropy of theta on some samples, and what else `evaluation.metrics` names."""
-    loss = top5 = 0.0
-    confusion = np.zeros((classes, classes), dtype=np.int64)  # [true, predicted]
-    with exact():
-        for start in range(0, len(samples), evaluation.batch_size):
-            cut = np.arange(start, min(start + evaluation.batch_size, len(samples)))
-            x, y = inputs.gather(samples, cut)
-            logits = model.predict(theta, x)
-            loss += float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
-            predicted = logits.argmax(dim=1).cpu().numpy()
-            confusion += np.bincount(y.cpu().numpy() * classes + predicted, minlength=classes**2).reshape(
-                confusion.shape
-            )
-            if "top5" in evaluation.metrics:
-                best = logits.topk(min(5, classes), dim=1).indices
-                top5 += float((best == y[:, None]).any(dim=1).sum())
-    n, right = len(samples), np.diag(confusion)
-    metrics: Metrics = {"accuracy": float(right.sum()) / n, "loss": loss / n}
-    if "top5" in evaluation.metrics:
-        metrics["top5"] = top5 / n
-    if "macro_f1" in evaluation.metrics:
-        both = confusion.sum(axis=0) + confusion.sum(axis=1)
-        metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # classes that occur at all
-    if "per_class" in evaluation.metrics:
-        totals = confusion.sum(axis=1)
-        metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
-    return metrics
+@dataclass(frozen=True)
+class Cut:
+    """The samples of one forward pass. Splits are cut at fixed places, whoever measures them."""
+
+    split: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What was counted on one cut."""
+
+    split: str
+    loss: float  # a sum
+    top5: int
+    confusion: Array  # int64 [true, predicted]
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Counts what a model says, cut by cut, and makes metrics of the counts."""
+
+    model: FlatModel
+    splits: dict[str, Samples]
+    inputs: Inputs
+    classes: int
+    evaluation: Evaluation
+
+    def cuts(self) -> list[Cut]:
+        size = self.evaluation.batch_size
+        return [
+            Cut(split, start, min(start + size, len(samples)))
+            for split, samples in self.splits.items()
+            for start in range(0, len(samples), size)
+        ]
+
+    def tally(self, theta: Tensor, cut: Cut) -> Tally:
+        x, y = self.inputs.gather(self.splits[cut.split], np.arange(cut.start, cut.stop))
+        logits = self.model.predict(theta, x)
+        loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
+        pairs = (y * self.classes + logits.argmax(dim=1)).cpu().numpy()
+        confusion = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
+        best = logits.topk(min(5, self.classes), dim=1).indices
+        return Tally(cut.split, loss, int((best == y[:, None]).any(dim=1).sum()), confusion)
+
+    def metrics(self, tallies: Iterable[Tally]) -> dict[str, Metrics]:
+        """Accuracy and cross-entropy per split, and what else `evaluation.metrics` names; tallies add up in order."""
+        of_split: dict[str, list[Tally]] = {split: [] for split in self.splits}
+        for tally in tallies:
+            of_split[tally.split].append(tally)
+        return {split: self._metrics(found) for split, found in of_split.items()}
+
+    def _metrics(self, tallies: Sequence[Tally]) -> Metrics:
+        wanted, confusion = self.evaluation.metrics, sum(t.confusion for t in tallies)
+        assert isinstance(confusion, np.ndarray)
+        n, right = int(confusion.sum()), np.diag(confusion)
+        metrics: Metrics = {"accuracy": float(right.sum()) / n, "loss": sum(t.loss for t in tallies) / n}
+        if "top5" in wanted:
+            metrics["top5"] = sum(t.top5 for t in tallies) / n
+        if "macro_f1" in wanted:
+            both = confusion.sum(axis=0) + confusion.sum(axis=1)
+            metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # classes that occur at all
+        if "per_class" in wanted:
+            totals = confusion.sum(axis=1)
+            metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
+        return metrics
+
+    def __call__(self, theta: Tensor) -> dict[str, Metrics]:
+        with exact():
+            return self.metrics(self.tally(theta, cut) for cut in self.cuts())
 
 
 def models_of(method: Method, state: RunState) -> dict[str, Vector]:
@@ -84,13 +125,10 @@ def models_of(method: Method, state: RunState) -> dict[str, Vector]:
 class Evaluator:
     """Measures a stream of rounds on every split that is not for training."""
 
-    model: FlatModel
     method: Method
-    splits: dict[str, Samples]
-    inputs: Inputs
-    classes: int
     clients: int  # N
-    evaluation: Evaluation
+    examiner: Examiner
+    measure: Callable[[Vector, Sequence[Cut]], Iterable[Tally]]  # an engine's
 
     def __call__(self, state: RunState) -> Metrics:
         """Metrics of the model by which a run is judged, and of its other ones with their names in front."""
@@ -112,20 +150,14 @@ class Evaluator:
         return {key: _mean(weights, [metrics[key] for _, metrics in total]) for key in total[0][1]}
 
     def of_model(self, theta: Tensor) -> Metrics:
-        splits = self.by_split(theta)
+        splits = self.examiner.metrics(self.measure(theta, self.examiner.cuts()))
         return {f"{split}_{name}": value for split, metrics in splits.items() for name, value in metrics.items()}
-
-    def by_split(self, theta: Tensor) -> dict[str, Metrics]:
-        return {
-            split: measure(self.model, theta, samples, self.inputs, self.classes, self.evaluation)
-            for split, samples in self.splits.items()
-        }
 
     def follow(self, stream: Iterable[Round], last: int) -> Iterator[Round]:
         """The same rounds, with metrics where they are due."""
         for result in stream:
-            due = result.round % self.evaluation.every == 0 or result.round == last
-            yield replace(result, metrics=self(result.state)) if due and self.splits else result
+            due = result.round % self.examiner.evaluation.every == 0 or result.round == last
+            yield replace(result, metrics=self(result.state)) if due and self.examiner.splits else result
 
 
 def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:

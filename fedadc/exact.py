@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,14 @@ def exact() -> Iterator[None]:
         memory.fill_uninitialized_memory = filled
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32[0], tf32[1]
         torch.backends.cudnn.benchmark = tf32[2]
+
+
+def resolve_workers(text: str) -> int:
+    """`auto` is one worker per core that this process may use."""
+    if text == "auto":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    require(text.isdecimal(), f"--workers is auto or a number such as 2 (0: this process alone), not {text!r}.")
+    return int(text)
 
 
 def resolve_device(name: str) -> str:

@@ -36,7 +36,13 @@ class Plan:
     federation: Federation
 
 
-def prepare(config: Config, data_dir: str | Path | None = None, device: str = "cpu", out: Path | None = None) -> Plan:
+def prepare(
+    config: Config,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
+    out: Path | None = None,
+    workers: int = 0,
+) -> Plan:
     """Load the data, build the model, deal out the clients; every impossible setting is an error here.
 
     `out` is the run's directory, where states of clients go that do not fit in memory.
@@ -65,6 +71,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, device: str = "c
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,
+        workers=workers,
     )
     if chosen.weights is not None:
         path = config.file(chosen.weights)

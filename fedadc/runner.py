@@ -47,12 +47,14 @@ def run(
     overwrite: bool = False,
     data_dir: str | Path | None = None,
     device: str = "cpu",
+    workers: int = 0,
     watch: Watcher | None = None,
     notes: Callable[[str], None] = log.info,
 ) -> RunResult:
     """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory.
 
     A `preset` (or several) is laid over the config, then `key.sub=value` overrides.
+    With `workers`, so many processes train the clients; 0 is this process, and the result is the same.
     `watch` is called with the record of every round, `notes` with what the loader of the data did that one should know.
     """
     presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
@@ -60,7 +62,7 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     device = resolve_device(device)
-    plan = prepare(config, data_dir, device, None if out is None else Path(out))
+    plan = prepare(config, data_dir, device, None if out is None else Path(out), workers)
     for note in plan.federation.data.notes:
         notes(note)
     return execute(plan, None if out is None else Path(out), overwrite, device, watch)
@@ -89,6 +91,8 @@ def execute(
         elif directory:
             directory.discard()
         raise
+    finally:
+        federation.close()
     if directory:
         directory.finish(federation.models(state))
     return RunResult(config, history, state, plan, out)

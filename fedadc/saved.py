@@ -34,7 +34,7 @@ def evaluate_run(
     config = replace(config, evaluate=evaluation, model=model, data=data, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
     federation, known = plan.federation, plan.federation.data
-    splits = federation.evaluator.splits
+    splits = federation.examiner.splits
     if other is not None:
         samples = splits["test"] if data.name == "csv" else read_more(other, known)
         require(
@@ -47,6 +47,6 @@ def evaluate_run(
     found: dict[str, Metrics] = {}
     for prefix, file in {"": path / MODEL, **beside}.items():
         federation.load_state_dict(read_weights(file), str(file))
-        evaluator = replace(federation.evaluator, splits=splits)
-        found |= {prefix + name: metrics for name, metrics in evaluator.by_split(federation.start().theta).items()}
+        examiner = replace(federation.examiner, splits=splits)
+        found |= {prefix + name: metrics for name, metrics in examiner(federation.start().theta).items()}
     return found

@@ -195,6 +195,11 @@ def _forget_modules_of_other_folders(folder: Path) -> None:
             del sys.modules[name]
 
 
+def user_folders() -> list[str]:
+    """Folders from which a user's own classes were loaded: another process needs them to know these."""
+    return [str(folder) for folder in _USER_FOLDERS]
+
+
 def hints_of(thing: Any) -> dict[str, Any]:
     """Annotations of a class or function; none where they name what only a type checker sees."""
     try:

@@ -21,7 +21,7 @@ from conftest import small_federation
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalisation, Samples
 from fedadc.errors import FedadcError
-from fedadc.evaluate import EXTRA_METRICS, Evaluation, Evaluator, measure, until
+from fedadc.evaluate import EXTRA_METRICS, Evaluation, Evaluator, Examiner, until
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.rounds import Metrics, Round, RunState
@@ -116,16 +116,15 @@ def test_theta_that_is_given_is_measured_not_the_one_in_the_model() -> None:
     assert found["loss"] == pytest.approx(math.log(4), rel=1e-14) and model.theta.any()
 
 
+def measure(
+    model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, classes: int, evaluation: Evaluation
+) -> Metrics:
+    return Examiner(model, {"test": samples}, inputs, classes, evaluation)(theta)["test"]
+
+
 def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
-    return Evaluator(
-        model,
-        FedAvg(),
-        parts,
-        Inputs(Normalisation(), torch.float64),
-        3,
-        clients=1,
-        evaluation=evaluation or Evaluation(),
-    )
+    examiner = Examiner(model, parts, Inputs(Normalisation(), torch.float64), 3, evaluation or Evaluation())
+    return Evaluator(FedAvg(), 1, examiner, lambda theta, cuts: [examiner.tally(theta, cut) for cut in cuts])
 
 
 def state_of(theta: torch.Tensor) -> RunState:

@@ -17,7 +17,7 @@ from fedadc.data.dataset import Clients, Dataset
 from fedadc.data.partition import IID, Partition, deal
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
-from fedadc.evaluate import Evaluation, Evaluator, models_of, until
+from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
 from fedadc.exact import resolve_device
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train
@@ -30,6 +30,7 @@ from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
 
 Weighting = Literal["uniform", "samples"]
+MOST_WORKERS = 512
 
 
 class Federation:
@@ -52,6 +53,7 @@ class Federation:
         seed: int = 0,
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
+        workers: int = 0,  # processes that train clients; 0: this one does
     ) -> None:
         self.method = FedAvg() if method is None else method
         self.local, augment = local or LocalWork(), augment or Augment()
@@ -76,15 +78,39 @@ class Federation:
         self.model = flat = FlatModel(model, resolve_device(str(device)))
         inputs, classes = Inputs(data.normalisation, flat.dtype, flat.device), len(data.classes)
         self.workplace = Workplace(flat, self.method, self.local, data.train, held, classes, inputs, augment, seed)
-        self.engine: Engine = InProcess(self.workplace)
         self.example = example.to(flat.device)  # of what the model is given
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
-        self.evaluator = Evaluator(flat, self.method, splits, inputs, classes, len(held), evaluation)
+        self.examiner = Examiner(flat, splits, inputs, classes, evaluation)
         self._theta = flat.theta.clone()
         self.method.check(self)
         self.method.objective.check(self)
         self._check_states()
         self.downlink = self._downlink()
+        self.engine = self._engine(workers)
+
+    def _engine(self, workers: int) -> Engine:
+        require(
+            isinstance(workers, int) and 0 <= workers <= MOST_WORKERS,
+            f"workers must be a whole number from 0 (this process) to {MOST_WORKERS}, not {workers!r}.",
+        )
+        if workers == 0:
+            return InProcess(self.workplace, self.examiner)
+        from fedadc.engines.workers import Workers
+
+        server = self.start().server
+        engine = Workers(self.workplace, self.examiner, workers, {name: server[name] for name in self.downlink})
+        self.workplace, self.examiner = engine.place, engine.examiner  # the same data, in shared memory
+        splits: dict[str, Any] = self.examiner.splits
+        self.data = replace(self.data, train=self.workplace.train, **splits)
+        return engine
+
+    def close(self) -> None:
+        """End worker processes, if there are any; they come back when they are needed."""
+        self.engine.close()
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.method, len(self.clients), self.examiner, self.engine.measure)
 
     def _check_states(self) -> None:
         """Method and objective keep their states side by side: no name may stand for two."""

@@ -46,6 +46,9 @@ class Losing:
     engine: Engine
     silent: Collection[int] = ()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
     def run(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Report]:
         for place, report in enumerate(self.engine.run(broadcast, orders)):
             if broadcast.round not in self.silent and (place + broadcast.round) % 2 == 0:

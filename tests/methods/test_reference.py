@@ -182,6 +182,9 @@ class EverySecond:
         self.seen = 0
         self.lost: list[set[int]] = []  # per round
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
     def run(self, broadcast: Any, orders: Any) -> Iterator[Any]:
         self.lost.append(set())
         for report in self.inner.run(broadcast, orders):

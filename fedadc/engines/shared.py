@@ -1,0 +1,78 @@
+"""Memory that several processes see. It has no name, so nothing is left behind whoever is killed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # bytes; the bits of a product depend on where its factors lie
+
+
+class SharedBytes:
+    """A block of bytes. Sent to a process that is being spawned, it is the same block there.
+
+    On Linux it is an anonymous file, which no limit of /dev/shm touches; elsewhere torch's own shared memory.
+    """
+
+    def __init__(self, size: int, file: int | None = None, content: Tensor | None = None) -> None:
+        size = max(size, 1)
+        if file is None and content is None:
+            if hasattr(os, "memfd_create"):
+                file = os.memfd_create("fedadc")
+                os.ftruncate(file, size)
+            else:
+                content = torch.empty(size, dtype=torch.uint8)
+                content.share_memory_()  # type: ignore[no-untyped-call]
+        if file is not None:
+            content = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+        assert content is not None
+        self._file, self.bytes = file, content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._file is None:
+            return SharedBytes, (len(self.bytes), None, self.bytes)
+        return _opened, (len(self.bytes), DupFd(self._file))
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        view: Tensor = self.bytes[offset : offset + size].view(dtype).view(shape)
+        return view
+
+
+def _opened(size: int, file: Any) -> SharedBytes:
+    return SharedBytes(size, file.detach())
+
+
+Layout = list[tuple[str, int, torch.dtype, tuple[int, ...]]]  # name, offset, dtype, shape
+
+
+def layout_of(tensors: Mapping[str, Tensor], start: int = 0) -> tuple[Layout, int]:
+    """Where each tensor lies when they follow each other, and where they end."""
+    layout: Layout = []
+    for name, tensor in tensors.items():
+        layout.append((name, start, tensor.dtype, tuple(tensor.shape)))
+        start += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    return layout, start
+
+
+class SharedTensors:
+    """Named tensors in one block."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.layout, size = layout_of(tensors)
+        self.block = SharedBytes(size)
+        for name, view in self.views().items():
+            view.copy_(tensors[name])
+
+    def views(self) -> dict[str, Tensor]:
+        return {name: self.block.view(offset, dtype, shape) for name, offset, dtype, shape in self.layout}

@@ -1,0 +1,178 @@
+"""Clients in worker processes of one thread each. Only small messages travel; vectors and data lie in shared memory.
+
+The parent hands out clients in cohort order to whichever worker has the least to do, and yields their reports in the
+same order; at most 2 × workers + 2 uploads are in memory. Which worker ran a client, and when, changes no bit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedadc.data.dataset import Clients, Samples
+from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
+from fedadc.engines.worker import MEASURED, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
+from fedadc.errors import FedadcError, require
+from fedadc.evaluate import Cut, Examiner, Tally
+from fedadc.federation.local import Broadcast, Order, Report, Workplace
+from fedadc.methods.base import State, Vector
+from fedadc.schema import user_folders
+
+AHEAD = 2  # tasks that a worker has at a time, so that it never waits for the next
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    tasks: list[int] = field(default_factory=list)  # numbers of what it was given, in order
+
+
+class Workers:
+    """An engine of so many processes, spawned when they are first needed."""
+
+    def __init__(self, place: Workplace, examiner: Examiner, count: int, downlink: State) -> None:
+        self.count = count
+        method, theta = place.method, place.model.theta.cpu()
+        kept = {**method.client_state(theta), **method.objective.client_state(theta)}
+        uploads = {f"upload {n}": theta for n in range(1 + len(method.tracked))}
+        self._slot_size = layout_of({**uploads, **kept})[1]
+        self._slots = SharedBytes((2 * count + 2) * self._slot_size)
+        self._published = SharedTensors({MEASURED: theta, "theta": theta, **downlink})
+        self._data = _shared(place, examiner)
+        self.place, self.examiner = with_data(place, examiner, self._data)
+        self._workers: list[_Worker] = []
+        self._version = 0
+
+    def run(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Report]:
+        self._publish({"theta": broadcast.theta, **broadcast.server})
+        free = list(range(2 * self.count + 2))
+        taken: dict[int, int] = {}  # client -> slot
+
+        def task_of(order: Order) -> TrainingTask:
+            slot = taken[order.client] = free.pop()
+            state = None if order.state is None else self._put(order.state, slot)
+            return TrainingTask(broadcast.round, broadcast.lr, order.client, order.steps, slot, state)
+
+        for answer in self._answers(map(task_of, orders), lambda: bool(free)):
+            yield self._report(answer)
+            free.append(taken.pop(answer.client))
+
+    def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
+        self._version += 1
+        self._publish({MEASURED: theta})
+        yield from self._answers((MeasuringTask(self._version, cut) for cut in cuts), lambda: True)
+
+    def _answers(self, tasks: Iterator[Any], may_start: Callable[[], bool]) -> Iterator[Any]:
+        """Each task's answer in the order of the tasks, while the workers are kept busy."""
+        if not self._workers:
+            self._spawn()
+        early: dict[int, Any] = {}  # answers whose turn has not come
+        given = answered = 0
+        try:
+            while True:
+                while may_start() and (worker := self._idlest()) and (task := next(tasks, None)) is not None:
+                    worker.pipe.send(task)
+                    worker.tasks.append(given)
+                    given += 1
+                if answered in early:
+                    yield early.pop(answered)
+                    answered += 1
+                elif answered == given:
+                    return
+                else:
+                    early |= self._hear()
+        except BaseException:  # also when nobody asks any more: what the workers still do is of no use
+            self.close()
+            raise
+
+    def _idlest(self) -> _Worker | None:
+        worker = min(self._workers, key=lambda w: len(w.tasks))
+        return worker if len(worker.tasks) < AHEAD else None
+
+    def _hear(self) -> dict[int, Any]:
+        """What has been answered since, by the number of the task."""
+        heard: dict[int, Any] = {}
+        for ready in wait([w.pipe for w in self._workers]):
+            worker = next(w for w in self._workers if w.pipe is ready)
+            try:
+                answer = worker.pipe.recv()
+            except (EOFError, OSError):
+                worker.process.join(5)
+                raise FedadcError(
+                    f"a worker process ended by itself (exit code {worker.process.exitcode}); was it killed, or is "
+                    "memory short? Fewer --workers need less."
+                ) from None
+            if isinstance(answer, Failed):
+                raise _error_of(answer)
+            heard[worker.tasks.pop(0)] = answer
+        return heard
+
+    def _report(self, answer: Trained) -> Report:
+        upload, state = answer.loose or (self._taken(answer.upload), self._taken(answer.state))
+        own = {name: vector.clone() for name, vector in state.items()}  # it outlives the slot
+        return Report(answer.client, upload, own, answer.loss, answer.samples, answer.steps)
+
+    def _taken(self, layout: Layout) -> State:
+        device = self.place.model.device
+        return {name: self._slots.view(offset, dtype, shape).to(device) for name, offset, dtype, shape in layout}
+
+    def _put(self, state: State, slot: int) -> Layout:
+        layout, end = layout_of(state, slot * self._slot_size)
+        require(end <= (slot + 1) * self._slot_size, "a client's state has outgrown what its method began with.")
+        for name, offset, dtype, shape in layout:
+            self._slots.view(offset, dtype, shape).copy_(state[name])
+        return layout
+
+    def _publish(self, vectors: State) -> None:
+        views = self._published.views()
+        for name, vector in vectors.items():
+            require(views[name].shape == vector.shape, f"the server's {name} must keep its shape to be sent.")
+            views[name].copy_(vector)
+
+    def _spawn(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        place = replace(self.place, train=_none(self.place.train), clients=Clients(np.zeros(0, int), np.zeros(1, int)))
+        splits = {name: _none(samples) for name, samples in self.examiner.splits.items()}
+        pickled = pickle.dumps((place, replace(self.examiner, splits=splits)))
+        desk = Desk(user_folders(), pickled, self._data, self._published, self._slots, self._slot_size)
+        for number in range(self.count):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=serve, args=(theirs, desk), name=f"fedadc-worker-{number}", daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+
+
+def _error_of(answer: Failed) -> Exception:
+    if answer.message is not None:
+        return FedadcError(answer.message)
+    return RuntimeError(f"{answer.where} failed in a worker process:\n{answer.trace}")
+
+
+def _none(samples: Samples) -> Samples:
+    return samples.take(np.zeros(0, dtype=np.int64))
+
+
+def _shared(place: Workplace, examiner: Examiner) -> SharedTensors:
+    """All data once, whatever the number of workers."""
+    tensors = {"train.x": place.train.x, "train.y": place.train.y}
+    tensors |= {f"{name}.{part}": getattr(s, part) for name, s in examiner.splits.items() for part in ("x", "y")}
+    tensors |= {"indices": torch.from_numpy(place.clients.indices), "offsets": torch.from_numpy(place.clients.offsets)}
+    return SharedTensors(tensors)
