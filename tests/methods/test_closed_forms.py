@@ -42,6 +42,7 @@ from fedadc.objectives import (
     NotTrueDistillation,
     Objective,
     RestrictedSoftmax,
+    SelfConfidence,
 )
 from fedadc.rng import generator
 
@@ -450,6 +451,17 @@ def test_not_true_distillation(tau: float, teacher: tuple[float, float]) -> None
     distilled = 0.3 * tau * np.array([0, 1 / 2 - teacher[0], 1 / 2 - teacher[1]])
     g = np.array([-1 / 9, 1 / 18, 1 / 18]) + distilled
     assert_vector(last(federation), LN2 * np.array([3, -1, -1]) - 4 * LN2 * g)
+
+
+def test_self_confidence() -> None:
+    """FedADC+'s loss: labels 0, 0, 1 of three classes, logits 0, lam = 0.4, one step of all three with lr = 1.
+
+    rho = (1, 1/2, 0), the teacher says 1/3 each. Label 0: (1/2, 1/6, 1/3), the true class taking all of its own, half of
+    class 1's and none of class 2's. Label 1: (0, 2/3, 1/3). Their mean is 1/3 each, that of the labels (2/3, 1/3, 0), so
+    g = 1/3 - 0.6 (2/3, 1/3, 0) - 0.4 / 3 = (-1/5, 0, 1/5).
+    """
+    work = LocalWork(steps=1, batch_size=3, lr=1.0)
+    assert_vector(last(logits_of(SelfConfidence(lam=0.4), [0, 0, 0], [0, 0, 1], work)), [1 / 5, 0, -1 / 5])
 
 
 @pytest.mark.parametrize(("tau", "student"), [(1.0, (1 / 2, 1 / 4, 1 / 4)), (0.5, (2 / 3, 1 / 6, 1 / 6))])
