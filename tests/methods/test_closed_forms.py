@@ -456,9 +456,9 @@ def test_not_true_distillation(tau: float, teacher: tuple[float, float]) -> None
 def test_self_confidence() -> None:
     """FedADC+'s loss: labels 0, 0, 1 of three classes, logits 0, lam = 0.4, one step of all three with lr = 1.
 
-    rho = (1, 1/2, 0), the teacher says 1/3 each. Label 0: (1/2, 1/6, 1/3), the true class taking all of its own, half of
-    class 1's and none of class 2's. Label 1: (0, 2/3, 1/3). Their mean is 1/3 each, that of the labels (2/3, 1/3, 0), so
-    g = 1/3 - 0.6 (2/3, 1/3, 0) - 0.4 / 3 = (-1/5, 0, 1/5).
+    rho = (1, 1/2, 0), the teacher says 1/3 each. Label 0: (1/2, 1/6, 1/3), the true class taking all of its own, half
+    of class 1's and none of class 2's. Label 1: (0, 2/3, 1/3). Their mean is 1/3 each, that of the labels
+    (2/3, 1/3, 0), so g = 1/3 - 0.6 (2/3, 1/3, 0) - 0.4 / 3 = (-1/5, 0, 1/5).
     """
     work = LocalWork(steps=1, batch_size=3, lr=1.0)
     assert_vector(last(logits_of(SelfConfidence(lam=0.4), [0, 0, 0], [0, 0, 1], work)), [1 / 5, 0, -1 / 5])
