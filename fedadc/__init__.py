@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# MKL picks kernels by the alignment of its inputs unless told otherwise; it reads this when torch loads.
-os.environ.setdefault("MKL_CBWR", "AVX2")
+
+def _widest_vectors() -> str:
+    """The kernels that MKL is told to use: unless told, it picks them by the alignment of its inputs."""
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "AVX2"
+    flags = set(cpu.partition("\nflags")[2].partition("\n")[0].split())
+    wide = "GenuineIntel" in cpu and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+    return "AVX512" if wide else "AVX2"
+
+
+os.environ.setdefault("MKL_CBWR", _widest_vectors())  # read when torch loads
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; read at the first product on a GPU
 
 if TYPE_CHECKING:

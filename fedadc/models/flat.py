@@ -1,4 +1,4 @@
-"""A module whose trainable parameters are views of one flat vector, and whose gradients are views of another.
+"""A module whose trainable parameters are views of one flat vector, and whose gradients go to another.
 
 Every update of a method is then one vector operation, a message is one vector, and loading a client's start is one
 copy. Frozen parameters stay out of the vector; tied weights have one slot; the head's parameters come last, so that
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadc.errors import FedadcError, require
+from fedadc.models.dense import Dense, Values, dense_layers
 
 
 class FlatModel:
@@ -37,14 +38,17 @@ class FlatModel:
         self.theta = torch.cat([p.detach().reshape(-1) for _, p in named])
         self.gradient = torch.zeros_like(self.theta)
         self._slots: list[tuple[str, int, torch.Size]] = []
+        self._gradients: dict[Tensor, Tensor] = {}  # where each parameter's belongs
         start = 0
         for name, p in named:
             view = slice(start, start + p.numel())
-            p.data = self.theta[view].view(p.shape)
-            p.grad = self.gradient[view].view(p.shape)
+            p.data, p.grad = self.theta[view].view(p.shape), None
+            self._gradients[p] = self.gradient[view].view(p.shape)
             self._slots.append((name, start, p.shape))
             start = view.stop
-        self._first = named[0][1]
+        layers = dense_layers(self.module)
+        self._dense = Dense(layers) if layers else None
+        self._calls: list[tuple[Values, Tensor]] = []  # of a dense model in the present loss: values and logits
         self._head_size = sum(p.numel() for _, p in named if id(p) in head)
 
     @property
@@ -57,25 +61,44 @@ class FlatModel:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits at the present theta, in training mode, with gradients."""
-        logits: Tensor = self.module(x)
-        return logits
+        if self._dense is None or x.requires_grad:
+            logits: Tensor = self.module(x)
+            return logits
+        with torch.no_grad():
+            values = self._dense.forward(x)
+        if not torch.is_grad_enabled():
+            return values[-1]
+        self._calls.append((values, values[-1].requires_grad_()))  # the graph of a loss begins here
+        return values[-1].clone()  # which a loss may overwrite
 
     def gradient_of(self, loss: Callable[[], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of a loss at theta, and the loss. The gradient is overwritten by the next call."""
         with self._at(theta):
-            self.gradient.zero_()
+            self._calls.clear()
             value = loss()
             require(
                 isinstance(value, Tensor) and value.ndim == 0 and value.requires_grad,
                 "an objective must return one number that depends on model(x): a scalar tensor with a gradient.",
             )
             value.backward()  # type: ignore[no-untyped-call]
-        grad = self._first.grad
-        require(
-            grad is not None and grad.data_ptr() == self.gradient.data_ptr(),
-            f"the gradients of {type(self.module).__name__} were replaced (zero_grad, grad = None); leave them be.",
-        )
+            with torch.no_grad():
+                self._collect()
         return self.gradient, value.detach()
+
+    def _collect(self) -> None:
+        """Put the gradients together: a dense model's in closed form, and what autograd left at the parameters."""
+        heard = [values for values, logits in self._calls if logits.grad is not None]
+        if self._dense is not None and heard:  # several calls are one on all their samples
+            values = heard[0] if len(heard) == 1 else [torch.cat(parts) for parts in zip(*heard, strict=True)]
+            d = [logits.grad for _, logits in self._calls if logits.grad is not None]
+            self._dense.backward(values, d[0] if len(d) == 1 else torch.cat(d), self._gradients)
+        for p, gradient in self._gradients.items():
+            if p.grad is not None:
+                gradient.add_(p.grad) if heard else gradient.copy_(p.grad)
+                p.grad = None
+            elif not heard:
+                gradient.zero_()
+        self._calls.clear()
 
     def embed(self, x: Tensor) -> Tensor:
         """Features at the present theta, in training mode, with gradients; `head` makes logits of them."""

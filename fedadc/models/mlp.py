@@ -29,6 +29,11 @@ class MLP(Classifier):
         self.projection = None if projection is None else projection_head(widths[-1], projection)
         self.head = nn.Linear(projection or widths[-1], classes)
 
+    def chain(self) -> list[nn.Module]:
+        """The steps of which `forward` is made, one after another."""
+        hidden = [step for layer in self.layers for step in (layer, nn.ReLU())]
+        return [nn.Flatten(), *hidden, *(self.projection or ()), self.head]
+
     def embed(self, x: Tensor) -> Tensor:
         x = through(self.layers, x.flatten(1))
         features: Tensor = x if self.projection is None else self.projection(x)
