@@ -91,7 +91,7 @@ def local_of(client: int = 1) -> tuple[Federation, Local]:
 
 
 def gradient(objective: Any, local: Local) -> torch.Tensor:
-    batch = next(local.data.batches([np.arange(4)], local.rng("augment")))
+    batch = next(local.data.batches([np.arange(4)], local.rng))
     theta = local.start + 0.3  # away from the teacher
     return local.model.gradient_of(lambda: objective(local.model, batch, local), theta)[0].clone()
 
@@ -101,7 +101,7 @@ def test_self_teacher_of_a_one_class_client_has_no_kl_gradient() -> None:
     _, local = local_of()
     local.__dict__["class_counts"] = torch.tensor([0, 9, 0, 0])
     y = torch.full((4,), 1)
-    batch = next(local.data.batches([np.arange(4)], local.rng("augment")))
+    batch = next(local.data.batches([np.arange(4)], local.rng))
     batch = type(batch)(batch.x, y, batch.position)
     theta = local.start + 0.3
 
@@ -123,7 +123,7 @@ def test_rows_made_once_agree_with_the_direct_form(touched: Any) -> None:
         return local.model.predict(local.start, batch.x)
 
     for position in (np.array([3, 0, 7]), np.array([9])):
-        batch = next(local.data.batches([position], local.rng("augment")))
+        batch = next(local.data.batches([position], local.rng))
         direct = local.model.predict(local.start, batch.x)
         assert torch.allclose(local.per_sample("teacher", batch, logits), direct, atol=1e-12)
     assert sum(made) == (22 if touched is None else 5)  # each sample once
@@ -203,7 +203,7 @@ def taught(kind: type[Local] = Local, dtype: torch.dtype = torch.float64) -> Loc
 
 
 def batch_of(local: Local, position: Sequence[int]) -> Batch:
-    return next(local.data.batches([np.array(position)], local.rng("augment")))
+    return next(local.data.batches([np.array(position)], local.rng))
 
 
 def moved(local: Local) -> Tensor:

@@ -6,7 +6,7 @@ sets the memory format, because the bits of a matrix product depend on both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ class Inputs:
     ) -> tuple[Tensor, Tensor]:
         """Inputs and labels of some samples, as new tensors."""
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
-        x, y = samples.x[chosen], samples.y[chosen]
+        x, y = samples.x.index_select(0, chosen), samples.y.index_select(0, chosen)
         if augment and rng is not None:
             x = augment(x, rng)
         x = x.to(self.device, self.dtype).contiguous()
@@ -91,10 +91,11 @@ class ClientData:
         labels = self.samples.y[torch.from_numpy(self.indices)]
         return torch.bincount(labels, minlength=self.classes).to(self.inputs.device)
 
-    def batches(self, positions: Iterable[Array], rng: np.random.Generator) -> Iterator[Batch]:
-        """The batches at these positions; `rng` draws the augmentation."""
+    def batches(self, positions: Iterable[Array], rng: Callable[[str], np.random.Generator]) -> Iterator[Batch]:
+        """The batches at these positions; the generator for "augment" draws the augmentation."""
+        drawn = rng("augment") if self.augment else None
         for position in positions:
-            x, y = self.inputs.gather(self.samples, self.indices[position], self.augment, rng)
+            x, y = self.inputs.gather(self.samples, self.indices[position], self.augment, drawn)
             yield Batch(x, y, position)
 
     def in_order(self, positions: Array | None, size: int) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -74,10 +75,16 @@ class Normalisation:
         """Normalise a floating-point batch in place."""
         if not self.mean:
             return x.div_(self.scale) if self.scale != 1 else x
-        shape = (-1, *[1] * (x.ndim - 2))
-        std = torch.tensor(self.std, dtype=x.dtype, device=x.device).view(shape)
-        mean = torch.tensor(self.mean, dtype=x.dtype, device=x.device).view(shape)
-        return x.sub_(mean * self.scale).div_(std * self.scale)
+        mean, std = _scaled(self, x.dtype, x.device, x.ndim)
+        return x.sub_(mean).div_(std)
+
+
+@cache
+def _scaled(constants: Normalisation, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
+    """Mean and std in the units of the raw inputs, made once."""
+    shape = (-1, *[1] * (ndim - 2))
+    mean, std = (torch.tensor(values, dtype=dtype, device=device) for values in (constants.mean, constants.std))
+    return mean.view(shape) * constants.scale, std.view(shape) * constants.scale
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,9 @@ class Momentum:
     """
 
     def __init__(self, mu: float, like: Vector) -> None:
-        self.mu = mu
-        self.before, self.after = (torch.zeros_like(like if mu else like[:0]) for _ in range(2))
-        self.asked = False  # for a gradient in this step
+        self.mu, self.asked = mu, False  # for a gradient in this step
+        if mu:
+            self.before, self.after = torch.zeros_like(like), torch.zeros_like(like)
 
     def __call__(self, g: Vector) -> Vector:
         if not self.mu:
@@ -203,7 +203,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     with torch_seeded(place.seed, "dropout", broadcast.round, order.client):
         theta = model.theta
         theta.copy_(vector_like(method.begin(local), theta, f"{name}.begin"))
-        for step, batch in enumerate(local.data.batches(positions, local.rng("augment"))):
+        for step, batch in enumerate(local.data.batches(positions, local.rng)):
             local.step, local.batch = step, batch
             moved = method.step(theta, grad, local)
             if moved is not theta:

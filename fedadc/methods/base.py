@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
-from fedadc.errors import require
+from fedadc.errors import FedadcError, require
 from fedadc.objectives import CrossEntropy, Objective
 from fedadc.objectives.base import State as State
 
@@ -97,10 +97,10 @@ class Method:
 
 def vector_like(value: Any, like: Vector, source: str) -> Vector:
     """What a method returned, if it is a vector like theta; torch would silently stretch a single number to one."""
-    fits = isinstance(value, Tensor) and value.shape == like.shape and value.dtype == like.dtype
+    if isinstance(value, Tensor) and value.shape == like.shape and value.dtype == like.dtype:
+        return value
     shown = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-    require(fits, f"{source} must return a vector like theta, {list(like.shape)} {like.dtype}, not {shown}.")
-    return value  # type: ignore[no-any-return]
+    raise FedadcError(f"{source} must return a vector like theta, {list(like.shape)} {like.dtype}, not {shown}.")
 
 
 def state_of(value: Any, source: str) -> State:

@@ -47,7 +47,7 @@ class FlatModel:
             self._slots.append((name, start, p.shape))
             start = view.stop
         layers = dense_layers(self.module)
-        self._dense = Dense(layers) if layers else None
+        self._dense = Dense(layers, self._gradients) if layers else None
         self._calls: list[tuple[Values, Tensor]] = []  # of a dense model in the present loss: values and logits
         self._head_size = sum(p.numel() for _, p in named if id(p) in head)
 
@@ -64,8 +64,7 @@ class FlatModel:
         if self._dense is None or x.requires_grad:
             logits: Tensor = self.module(x)
             return logits
-        with torch.no_grad():
-            values = self._dense.forward(x)
+        values = self._dense.forward(x)
         if not torch.is_grad_enabled():
             return values[-1]
         self._calls.append((values, values[-1].requires_grad_()))  # the graph of a loss begins here
@@ -81,17 +80,14 @@ class FlatModel:
                 "an objective must return one number that depends on model(x): a scalar tensor with a gradient.",
             )
             value.backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                self._collect()
+            self._collect()
         return self.gradient, value.detach()
 
     def _collect(self) -> None:
         """Put the gradients together: a dense model's in closed form, and what autograd left at the parameters."""
-        heard = [values for values, logits in self._calls if logits.grad is not None]
-        if self._dense is not None and heard:  # several calls are one on all their samples
-            values = heard[0] if len(heard) == 1 else [torch.cat(parts) for parts in zip(*heard, strict=True)]
-            d = [logits.grad for _, logits in self._calls if logits.grad is not None]
-            self._dense.backward(values, d[0] if len(d) == 1 else torch.cat(d), self._gradients)
+        heard = [(values, logits.grad) for values, logits in self._calls if logits.grad is not None]
+        if self._dense is not None and heard:
+            self._dense.backward(*(heard[0] if len(heard) == 1 else _as_one(heard)))
         for p, gradient in self._gradients.items():
             if p.grad is not None:
                 gradient.add_(p.grad) if heard else gradient.copy_(p.grad)
@@ -190,3 +186,9 @@ class FlatModel:
 
     def _views(self, theta: Tensor) -> dict[str, Tensor]:
         return {name: theta[start : start + shape.numel()].view(shape) for name, start, shape in self._slots}
+
+
+def _as_one(calls: list[tuple[Values, Tensor]]) -> tuple[Values, Tensor]:
+    """Several calls are one on all their samples."""
+    values, gradients = zip(*calls, strict=True)
+    return [torch.cat(parts) for parts in zip(*values, strict=True)], torch.cat(gradients)

@@ -168,7 +168,7 @@ def client(augment: Augment | None = None) -> ClientData:
 def test_client_batches_are_its_own_samples() -> None:
     mine = client()
     assert len(mine) == 5 and mine.class_counts().tolist() == [1, 2, 1, 1]  # labels 1, 2, 0, 1, 3
-    for batch in mine.batches([np.array([4, 0]), np.array([2])], rng()):
+    for batch in mine.batches([np.array([4, 0]), np.array([2])], lambda purpose: rng()):
         at = mine.indices[batch.position]
         assert torch.equal(batch.y, mine.samples.y[at])
         assert torch.equal(batch.x, mine.samples.x[at].float() / 255)
@@ -180,7 +180,7 @@ def test_in_order_is_every_sample_once_without_augmentation() -> None:
     assert [len(p.y) for p in parts] == [2, 2, 1]
     whole = torch.cat([p.x for p in parts])
     assert torch.equal(whole, mine.samples.x[mine.indices].float() / 255)
-    batch = next(mine.batches([np.arange(5)], rng()))
+    batch = next(mine.batches([np.arange(5)], lambda purpose: rng()))
     assert not torch.equal(batch.x, whole)  # training batches are augmented
     (some,) = mine.in_order(np.array([1, 4]), 9)
     assert torch.equal(some.x, whole[[1, 4]]) and some.position.tolist() == [1, 4]
