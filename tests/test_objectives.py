@@ -310,7 +310,7 @@ def test_a_teacher_sees_the_augmented_inputs(name: str) -> None:
         server = {key: start.server[key] for key in federation.downlink}
         with exact():
             own = {key: value + 0.1 for key, value in objective.client_state(start.theta).items()}
-            local_update(federation.workplace, Broadcast(1, 0.1, start.theta, server), Order(1, 7, own))
+            local_update(federation.workplace, Broadcast(1, 0.1, start.theta, server), Order(1, 7, {1: own}))
         shown.append(module)
     plain, augmented = shown
     assert len(augmented.frozen) == 7 * models
@@ -498,7 +498,7 @@ def test_the_previous_model_is_the_clients_own_of_its_last_round() -> None:
     for result in federation.rounds(6):
         now = result.state.clients
         for k in result.cohort:
-            order = Order(k, int(place.steps(np.array([k]))[0]), state.clients.get(k))
+            order = Order(k, int(place.steps(np.array([k]))[0]), state.clients)
             with exact():
                 report = local_update(place, Broadcast(result.round, result.lr, state.theta, {}), order)
             assert torch.equal(now[k]["previous"], report.state["previous"])
@@ -515,7 +515,7 @@ def test_a_client_that_has_a_last_round_trains_with_it() -> None:
     place, theta = federation.workplace, federation.start().theta
     with exact():
         first, same, other = (
-            local_update(place, Broadcast(1, 0.3, theta, {}), Order(2, 4, state)).upload["delta"]
+            local_update(place, Broadcast(1, 0.3, theta, {}), Order(2, 4, {2: state})).upload["delta"]
             for state in (None, {"previous": theta}, {"previous": theta + 1})
         )
     assert torch.equal(first, same) and not torch.allclose(first, other, atol=1e-6)
@@ -575,3 +575,36 @@ def test_extreme_cosines_stay_finite(z: list[float], z_glob: list[float], z_prev
     batch, objective = batch_of(local, [0]), ModelContrast(tau=1e-3)
     loss, g = loss_and_gradient(partial(objective, local.model, batch, local), local.model, vector(z))
     assert torch.isfinite(g).all() and float(loss) == pytest.approx(math.log(2) + contrast, rel=1e-5)
+
+
+DERIVED = [CrossEntropy(), SelfConfidence(), SelfConfidence(lam=1.0), SelfConfidence(tau_squared=True)]
+
+
+@pytest.mark.parametrize("objective", DERIVED, ids=repr)
+def test_a_closed_form_is_the_loss_and_its_derivative(objective: Any) -> None:
+    """What `derivative` says of the logits is what autograd says of `__call__`."""
+    local = taught()
+    batch, theta = batch_of(local, [0, 3, 5]), moved(local)
+    assert objective.derivative is not None
+    g, loss = local.model.gradient_of(lambda: objective(local.model, batch, local), theta)
+    g = g.clone()
+    known, value = local.model.gradient_from(lambda logits: objective.derivative(logits, batch, local), batch.x, theta)
+    assert torch.allclose(known, g, rtol=1e-12, atol=1e-14) and torch.allclose(value, loss, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "objective", [SelfConfidence(tau=2.0), SelfConfidence(teacher="self"), SelfConfidence(lam=0)], ids=repr
+)
+def test_where_the_closed_form_does_not_hold_there_is_none(objective: Any) -> None:
+    assert objective.derivative is None
+
+
+def test_another_loss_does_not_inherit_a_closed_form() -> None:
+    class Doubled(CrossEntropy):
+        def __call__(self, model: Any, batch: Any, local: Any) -> Tensor:
+            return 2 * super().__call__(model, batch, local)
+
+    class Renamed(CrossEntropy):
+        """The same loss."""
+
+    assert Doubled().derivative is None and Renamed().derivative is not None

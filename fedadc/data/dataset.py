@@ -56,6 +56,10 @@ class Clients:
     def sizes(self) -> Array:
         return np.diff(self.offsets)
 
+    def sizes_of(self, clients: Array) -> Array:
+        """The same of some clients; it costs what they are, not what there are."""
+        return np.asarray(self.offsets[clients + 1] - self.offsets[clients])
+
     def class_counts(self, y: Tensor, classes: int) -> Array:
         """How many samples of each class each client holds, [clients, classes]."""
         owner = np.repeat(np.arange(len(self)), self.sizes)

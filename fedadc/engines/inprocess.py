@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedadc.evaluate import Cut, Examiner, Tally
 from fedadc.exact import exact
-from fedadc.federation.local import Broadcast, Order, Report, Workplace, local_update
+from fedadc.federation.aggregate import Part
+from fedadc.federation.local import Broadcast, Order, Workplace, local_update
 from fedadc.methods.base import Vector
 
 
@@ -16,9 +17,9 @@ class InProcess:
     place: Workplace
     examiner: Examiner
 
-    def run(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Report]:
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
         for order in orders:
-            yield local_update(self.place, broadcast, order)
+            yield Part.of(local_update(self.place, broadcast, order), self.place.method.tracked)
 
     def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
         with exact():

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes; the bits of a product depend on where its factors lie
+MOST_LAYOUTS = 10_000  # whose views are kept
+
+Layout = tuple[tuple[str, int, torch.dtype, tuple[int, ...]], ...]  # name, offset, dtype, shape
 
 
 class SharedBytes:
@@ -33,6 +36,7 @@ class SharedBytes:
             content = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
         assert content is not None
         self._file, self.bytes = file, content
+        self._views: dict[Layout, dict[str, Tensor]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._file is None:
@@ -43,26 +47,35 @@ class SharedBytes:
         if self._file is not None:
             os.close(self._file)
 
-    def view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def views(self, layout: Layout) -> dict[str, Tensor]:
+        """Tensors that lie in the block. The same layouts come again and again: their views are made once."""
+        if layout not in self._views:
+            if len(self._views) > MOST_LAYOUTS:
+                self._views.clear()
+            self._views[layout] = {name: self._view(offset, dtype, shape) for name, offset, dtype, shape in layout}
+        return self._views[layout]
+
+    def _view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         size = torch.Size(shape).numel() * dtype.itemsize
         view: Tensor = self.bytes[offset : offset + size].view(dtype).view(shape)
         return view
+
+    def put(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        for name, view in self.views(layout).items():
+            view.copy_(tensors[name])
 
 
 def _opened(size: int, file: Any) -> SharedBytes:
     return SharedBytes(size, file.detach())
 
 
-Layout = list[tuple[str, int, torch.dtype, tuple[int, ...]]]  # name, offset, dtype, shape
-
-
 def layout_of(tensors: Mapping[str, Tensor], start: int = 0) -> tuple[Layout, int]:
     """Where each tensor lies when they follow each other, and where they end."""
-    layout: Layout = []
+    layout = []
     for name, tensor in tensors.items():
         layout.append((name, start, tensor.dtype, tuple(tensor.shape)))
         start += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-    return layout, start
+    return tuple(layout), start
 
 
 class SharedTensors:
@@ -71,8 +84,7 @@ class SharedTensors:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.layout, size = layout_of(tensors)
         self.block = SharedBytes(size)
-        for name, view in self.views().items():
-            view.copy_(tensors[name])
+        self.block.put(tensors, self.layout)
 
     def views(self) -> dict[str, Tensor]:
-        return {name: self.block.view(offset, dtype, shape) for name, offset, dtype, shape in self.layout}
+        return self.block.views(self.layout)

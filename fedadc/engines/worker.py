@@ -8,7 +8,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,39 +17,34 @@ from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Cut, Examiner, Tally
 from fedadc.exact import exact
+from fedadc.federation.aggregate import added, weighted
 from fedadc.federation.local import Broadcast, Order, Workplace, local_update
 from fedadc.methods.base import State
 
 
-@dataclass(frozen=True)
-class TrainingTask:
-    """One client. Its state, where it has one, lies in the slot in which its upload and new state are expected."""
+class TrainingTask(NamedTuple):
+    """One client, or a whole block of clients without states, whose uploads are added up where they arise."""
 
     round: int
     lr: float
-    client: int
-    steps: int
-    slot: int
-    state: Layout | None
+    orders: tuple[tuple[int, int, float], ...]  # client, steps, weight
+    slot: int  # where the sum is expected, and the client's new state
+    state: Layout | None  # of the client, in the slot
 
 
-@dataclass(frozen=True)
-class MeasuringTask:
+class MeasuringTask(NamedTuple):
     version: int  # of the model that is measured
     cut: Cut
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a report says beside its tensors, and where these lie in the slot."""
+class Trained(NamedTuple):
+    """What the clients of a task report beside tensors, and where these lie in the slot."""
 
-    client: int
-    upload: Layout
+    slot: int
+    sum: Layout
     state: Layout
-    loss: float
-    samples: int
-    steps: int
-    loose: tuple[State, State] | None = None  # upload and state where they do not fit in a slot
+    facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight of each
+    loose: tuple[State, State] | None = None  # sum and state where they do not fit in a slot
 
 
 @dataclass(frozen=True)
@@ -76,38 +71,47 @@ class _Work:
     place: Workplace
     examiner: Examiner
     desk: Desk
-    views: dict[str, Tensor]
+    views: dict[str, Tensor]  # of what is published
+    doing: str = ""  # for the message if it fails
     round: int = -1
     broadcast: Broadcast = field(init=False)
     version: int = -1
     measured: Tensor = field(init=False)
 
     def train(self, task: TrainingTask) -> Trained:
-        device = self.place.model.device
         if task.round != self.round:  # a copy of its own, once a round
-            received = {n: v.to(device, copy=True) for n, v in self.views.items() if n != MEASURED}
+            received = {n: self._here(v) for n, v in self.views.items() if n != MEASURED}
             self.broadcast = Broadcast(task.round, task.lr, received.pop("theta"), received)
             self.round = task.round
-        start = task.slot * self.desk.slot_size
-        state = None
+        slots, tracked = self.desk.slots, self.place.method.tracked
+        states = {}
         if task.state is not None:
-            state = {n: self.desk.slots.view(o, d, s).clone() for n, o, d, s in task.state}
-        report = local_update(self.place, self.broadcast, Order(task.client, task.steps, state))
-        upload, middle = layout_of(report.upload, start)
+            states[task.orders[0][0]] = {name: view.clone() for name, view in slots.views(task.state).items()}
+        total: State = {}
+        facts = []
+        for client, steps, weight in task.orders:
+            self.doing = f"round {task.round}, client {client}"
+            report = local_update(self.place, self.broadcast, Order(client, steps, states, weight))
+            upload = weighted(report.upload, weight, tracked)
+            total = upload if len(task.orders) == 1 else added(total, upload)
+            facts.append((client, report.loss, report.bytes_up, report.steps, report.weight))
+        layout, middle = layout_of(total, task.slot * self.desk.slot_size)
         kept, end = layout_of(report.state, middle)
-        facts = (report.loss, report.samples, report.steps)
-        if end > start + self.desk.slot_size:
-            loose = tuple({n: v.cpu() for n, v in s.items()} for s in (report.upload, report.state))
-            return Trained(task.client, [], [], *facts, loose)  # type: ignore[arg-type]
-        for layout, tensors in ((upload, report.upload), (kept, report.state)):
-            for name, offset, dtype, shape in layout:
-                self.desk.slots.view(offset, dtype, shape).copy_(tensors[name])
-        return Trained(task.client, upload, kept, *facts)
+        if end > (task.slot + 1) * self.desk.slot_size:
+            loose = tuple({n: v.cpu() for n, v in s.items()} for s in (total, report.state))
+            return Trained(task.slot, (), (), facts, loose)  # type: ignore[arg-type]
+        slots.put(total, layout)
+        slots.put(report.state, kept)
+        return Trained(task.slot, layout, kept, facts)
 
     def measure(self, task: MeasuringTask) -> Tally:
+        self.doing = f"the evaluation on {task.cut.split} data"
         if task.version != self.version:
-            self.measured, self.version = self.views[MEASURED].to(self.place.model.device, copy=True), task.version
+            self.measured, self.version = self._here(self.views[MEASURED]), task.version
         return self.examiner.tally(self.measured, task.cut)
+
+    def _here(self, vector: Tensor) -> Tensor:
+        return vector.to(self.place.model.device, copy=True)
 
 
 MEASURED = "measured"
@@ -131,7 +135,7 @@ def serve(pipe: Connection, desk: Desk) -> None:
                 answer: Any = work.train(task) if isinstance(task, TrainingTask) else work.measure(task)
             except Exception as error:
                 message = str(error) if isinstance(error, FedadcError) else None
-                answer = Failed(_described(task), message, traceback.format_exc())
+                answer = Failed(work.doing, message, traceback.format_exc())
             pipe.send(answer)
 
 
@@ -141,9 +145,3 @@ def with_data(place: Workplace, examiner: Examiner, shared: SharedTensors) -> tu
     clients = Clients(data["indices"].numpy(), data["offsets"].numpy())
     splits = {name: Samples(data[f"{name}.x"], data[f"{name}.y"]) for name in ("train", *examiner.splits)}
     return replace(place, train=splits.pop("train"), clients=clients), replace(examiner, splits=splits)
-
-
-def _described(task: Any) -> str:
-    if isinstance(task, TrainingTask):
-        return f"round {task.round}, client {task.client}"
-    return f"the evaluation on {task.cut.split} data"

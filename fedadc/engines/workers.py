@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,6 +22,7 @@ from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
 from fedadc.engines.worker import MEASURED, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Cut, Examiner, Tally
+from fedadc.federation.aggregate import BLOCK, Part
 from fedadc.federation.local import Broadcast, Order, Report, Workplace
 from fedadc.methods.base import State, Vector
 from fedadc.schema import user_folders
@@ -44,6 +45,7 @@ class Workers:
         method, theta = place.method, place.model.theta.cpu()
         kept = {**method.client_state(theta), **method.objective.client_state(theta)}
         uploads = {f"upload {n}": theta for n in range(1 + len(method.tracked))}
+        self._stateful = bool(kept)
         self._slot_size = layout_of({**uploads, **kept})[1]
         self._slots = SharedBytes((2 * count + 2) * self._slot_size)
         self._published = SharedTensors({MEASURED: theta, "theta": theta, **downlink})
@@ -52,19 +54,20 @@ class Workers:
         self._workers: list[_Worker] = []
         self._version = 0
 
-    def run(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Report]:
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
         self._publish({"theta": broadcast.theta, **broadcast.server})
         free = list(range(2 * self.count + 2))
-        taken: dict[int, int] = {}  # client -> slot
 
-        def task_of(order: Order) -> TrainingTask:
-            slot = taken[order.client] = free.pop()
-            state = None if order.state is None else self._put(order.state, slot)
-            return TrainingTask(broadcast.round, broadcast.lr, order.client, order.steps, slot, state)
+        def task_of(share: Sequence[Order]) -> TrainingTask:
+            slot, state = free.pop(), share[0].state
+            layout = None if state is None else self._put(state, slot)
+            told = tuple((order.client, order.steps, order.weight) for order in share)
+            return TrainingTask(broadcast.round, broadcast.lr, told, slot, layout)
 
-        for answer in self._answers(map(task_of, orders), lambda: bool(free)):
-            yield self._report(answer)
-            free.append(taken.pop(answer.client))
+        shares = ([order] for order in orders) if self._stateful else _shares(orders, self.count)
+        for answer in self._answers(map(task_of, shares), lambda: bool(free)):
+            yield self._part(answer)
+            free.append(answer.slot)
 
     def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
         self._version += 1
@@ -116,20 +119,19 @@ class Workers:
             heard[worker.tasks.pop(0)] = answer
         return heard
 
-    def _report(self, answer: Trained) -> Report:
-        upload, state = answer.loose or (self._taken(answer.upload), self._taken(answer.state))
+    def _part(self, answer: Trained) -> Part:
+        total, state = answer.loose or (self._taken(answer.sum), self._taken(answer.state))
         own = {name: vector.clone() for name, vector in state.items()}  # it outlives the slot
-        return Report(answer.client, upload, own, answer.loss, answer.samples, answer.steps)
+        return Part(total, [Report(client, {}, own, *facts) for client, *facts in answer.facts])
 
     def _taken(self, layout: Layout) -> State:
         device = self.place.model.device
-        return {name: self._slots.view(offset, dtype, shape).to(device) for name, offset, dtype, shape in layout}
+        return {name: view.to(device) for name, view in self._slots.views(layout).items()}
 
     def _put(self, state: State, slot: int) -> Layout:
         layout, end = layout_of(state, slot * self._slot_size)
         require(end <= (slot + 1) * self._slot_size, "a client's state has outgrown what its method began with.")
-        for name, offset, dtype, shape in layout:
-            self._slots.view(offset, dtype, shape).copy_(state[name])
+        self._slots.put(state, layout)
         return layout
 
     def _publish(self, vectors: State) -> None:
@@ -176,3 +178,16 @@ def _shared(place: Workplace, examiner: Examiner) -> SharedTensors:
     tensors |= {f"{name}.{part}": getattr(s, part) for name, s in examiner.splits.items() for part in ("x", "y")}
     tensors |= {"indices": torch.from_numpy(place.clients.indices), "offsets": torch.from_numpy(place.clients.offsets)}
     return SharedTensors(tensors)
+
+
+def _shares(orders: Sequence[Order], workers: int) -> Iterator[Sequence[Order]]:
+    """Whole blocks, added up where they are trained, while there is plenty for everybody; then single clients."""
+    left = sum(order.steps for order in orders)
+    for start in range(0, len(orders), BLOCK):
+        block = orders[start : start + BLOCK]
+        work = sum(order.steps for order in block)
+        left -= work
+        if len(block) == BLOCK and left >= AHEAD * workers * work:
+            yield block
+        else:
+            yield from ([order] for order in block)

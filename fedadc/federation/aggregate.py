@@ -2,56 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-import torch
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from fedadc.errors import require
+from fedadc.federation.local import Report
 from fedadc.methods.base import State
 
 BLOCK = 8  # part of the result's bits: an engine may add whole blocks ahead, never other groups
 
 
+@dataclass(frozen=True)
+class Part:
+    """One client of the cohort, or a whole block that was added ahead: the weighted sum, and who is in it."""
+
+    sum: State
+    reports: Sequence[Report]  # in cohort order; their own uploads may be gone
+
+    @staticmethod
+    def of(report: Report, tracked: Collection[str]) -> Part:
+        return Part(weighted(report.upload, report.weight, tracked), (report,))
+
+
+def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> State:
+    """An upload times its weight; tracked keys (SCAFFOLD's c) have none."""
+    return {key: v if weight == 1 or key in tracked else v * weight for key, v in upload.items()}
+
+
 class OrderedMean:
     """Sum of weight × upload over sum of weights, key by key. Add in cohort order, then ask for the result.
 
-    Tracked keys (SCAFFOLD's c) are the plain sum over the number of all clients, whatever the weights.
+    Tracked keys are the plain sum over the number of all clients, whatever the weights.
     """
 
     def __init__(self, tracked: Collection[str] = (), clients: int = 0) -> None:
         self.count = 0
         self._tracked, self._clients = tracked, clients
         self._weights = 0.0
-        self._shapes: dict[str, torch.Size] = {}
         self._total: State = {}
         self._block: State = {}
 
-    def add(self, weight: float, upload: State) -> None:
-        self._check(upload)
-        if self.count % BLOCK == 0:
-            _accumulate(self._total, self._block)
-            self._block = {}
-        self.count += 1
-        self._weights += weight
-        plain = {key for key in upload if weight == 1 or key in self._tracked}
-        _accumulate(self._block, {key: v if key in plain else v * weight for key, v in upload.items()})
-
-    def _check(self, upload: State) -> None:
-        shapes = {key: vector.shape for key, vector in upload.items()}
-        self._shapes = shapes if self.count == 0 else self._shapes
-        require(shapes == self._shapes, "the clients' uploads differ in their names or shapes, so they have no mean.")
-        missing = [key for key in self._tracked if key not in upload]
-        require(not missing, f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(upload)}.")
+    def add(self, part: Part) -> None:
+        missing = [key for key in self._tracked if key not in part.sum]
+        require(not missing, f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(part.sum)}.")
+        if self.count % BLOCK == 0 and self._block:
+            self._total, self._block = added(self._total, self._block), {}
+        whole = len(part.reports) == BLOCK and self.count % BLOCK == 0
+        assert whole or len(part.reports) == 1, "an engine added ahead what is not a block"
+        for report in part.reports:
+            self.count += 1
+            self._weights += report.weight
+        if whole:
+            self._total = added(self._total, part.sum)
+        else:
+            self._block = added(self._block, part.sum)
 
     def result(self) -> State:
-        total = {key: vector.clone() for key, vector in self._total.items()}
-        _accumulate(total, self._block)
+        total = added(self._total, self._block) if self._block else self._total
+        self._total, self._block = total, {}
         return {key: v / (self._clients if key in self._tracked else self._weights) for key, v in total.items()}
 
 
-def _accumulate(total: State, part: State) -> None:
+def added(total: State, part: State) -> State:
+    """The sum so far with one more in it; a new one if it is the first."""
+    if not total:
+        return {key: vector.clone() for key, vector in part.items()}  # the part belongs to whoever sent it
+    alike = total.keys() == part.keys() and all(total[key].shape == part[key].shape for key in part)
+    require(alike, "the clients' uploads differ in their names or shapes, so they have no mean.")
     for key, vector in part.items():
-        if key in total:
-            total[key].add_(vector)
-        else:
-            total[key] = vector.clone()  # an upload's memory belongs to whoever sent it
+        total[key].add_(vector)
+    return total

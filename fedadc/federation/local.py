@@ -6,7 +6,7 @@ The order of operations, once for all methods: loss gradient at the point where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -21,6 +21,7 @@ from fedadc.errors import require
 from fedadc.federation.schedule import Constant, Schedule
 from fedadc.methods.base import Method, State, Vector, pair_of, state_of, vector_like
 from fedadc.models.flat import FlatModel
+from fedadc.objectives import Objective
 from fedadc.rng import generator, torch_seeded
 
 MOST = 10**9  # rounds, steps, samples: more than anybody means
@@ -79,7 +80,13 @@ class Order:
 
     client: int
     steps: int  # H, its own
-    state: State | None  # its own, from its last counted round; None: it has none yet
+    states: Mapping[int, State] = field(default_factory=dict)  # of all clients that have one
+    weight: float = 1.0  # of its upload in the mean
+
+    @property
+    def state(self) -> State | None:
+        """Its own, from its last counted round, read when it is needed; None: it has none yet."""
+        return self.states.get(self.client)
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,9 @@ class Report:
     upload: State
     state: State
     loss: float  # mean over its steps
-    samples: int
+    bytes_up: int
     steps: int
+    weight: float
 
 
 @dataclass
@@ -171,8 +179,7 @@ class Workplace:
 
     def steps(self, cohort: Array) -> Array:
         """H of each client of a cohort."""
-        sizes = self.clients.offsets[cohort + 1] - self.clients.offsets[cohort]
-        return count_steps(sizes, self.work.batch_size, self.work.steps, self.work.epochs)
+        return count_steps(self.clients.sizes_of(cohort), self.work.batch_size, self.work.steps, self.work.epochs)
 
     @property
     def mean_samples(self) -> float:
@@ -192,7 +199,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     losses: dict[int, Tensor] = {}  # of each step
 
     def grad(point: Vector) -> Vector:
-        g, loss = model.gradient_of(lambda: method.objective(model, local.batch, local), point)
+        g, loss = _gradient(method.objective, point, local)
         losses.setdefault(local.step, loss)  # the first, where a method asks for several
         if work.clip is not None:
             g.mul_((work.clip / torch.linalg.vector_norm(g)).clamp(max=1))
@@ -222,9 +229,18 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         _own(upload, model),
         _own({**state_of(own, f"{name}.finish"), **remembered}, model),
         loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
-        samples=len(local.data),
+        bytes_up=bytes_of(upload),
         steps=order.steps,
+        weight=order.weight,
     )
+
+
+def _gradient(objective: Objective, point: Vector, local: Local) -> tuple[Vector, Tensor]:
+    """Of the objective on the present batch, and its value."""
+    derivative, model, batch = objective.derivative, local.model, local.batch
+    if derivative is None:
+        return model.gradient_of(lambda: objective(model, batch, local), point)
+    return model.gradient_from(lambda logits: derivative(logits, batch, local), batch.x, point)
 
 
 def _arrive(place: Workplace, broadcast: Broadcast, order: Order) -> tuple[Local, Iterable[Array]]:
@@ -257,6 +273,10 @@ def _arrive(place: Workplace, broadcast: Broadcast, order: Order) -> tuple[Local
         touched=touched,
     )
     return local, positions
+
+
+def bytes_of(vectors: State) -> int:
+    return sum(v.numel() * v.element_size() for v in vectors.values())
 
 
 def _own(state: State, model: FlatModel) -> State:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fedadc.errors import Diverged, FedadcError, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
-from fedadc.federation.local import Broadcast, Order
+from fedadc.federation.local import Broadcast, Order, bytes_of
 from fedadc.federation.selection import hand_out_order, uniform
 from fedadc.federation.store import ClientStates, Entry
 from fedadc.methods.base import Method, RoundInfo, State, Vector, pair_of, state_of, vector_like
@@ -75,31 +76,32 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     method, place = federation.method, federation.workplace
     lr = place.work.lr_of(t, horizon)
     chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
-    work = place.steps(chosen)
-    steps = dict(zip(chosen.tolist(), work.tolist(), strict=True))
-    cohort = hand_out_order(chosen, work).tolist()
+    cohort = hand_out_order(chosen, place.steps(chosen))
+    weights = place.clients.sizes_of(cohort) if federation.weighting == "samples" else np.ones(len(cohort))
+    told = zip(cohort.tolist(), place.steps(cohort).tolist(), weights.tolist(), strict=True)
+    orders = [Order(client, steps, state.clients, float(weight)) for client, steps, weight in told]
 
     broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
-    orders = (Order(k, steps[k], state.clients.get(k)) for k in cohort)
     mean, losses, bytes_up = OrderedMean(method.tracked, len(place.clients)), [], 0
     fresh: dict[int, Entry] = {}
-    for report in federation.engine.run(broadcast, orders):
-        mean.add(report.samples if federation.weighting == "samples" else 1.0, report.upload)
-        losses.append(report.loss)
-        bytes_up += _bytes(report.upload)
-        if report.state or report.client in state.clients:
-            _require_finite(report.state, f"round {t}, client {report.client}")
-            fresh[report.client] = state.clients.store.keep(report.state)
+    for part in federation.engine.run(broadcast, orders):
+        mean.add(part)
+        for report in part.reports:
+            losses.append(report.loss)
+            bytes_up += report.bytes_up
+            if report.state or report.client in state.clients:
+                _require_finite(report.state, f"round {t}, client {report.client}")
+                fresh[report.client] = state.clients.store.keep(report.state)
 
     theta, server = state.theta, state.server
     if mean.count:
         info = RoundInfo(round=t, lr=lr, counted=mean.count, clients=len(place.clients))
         theta, server = _updated(method, state, mean.result(), info)
     after = RunState(t, theta, server, state.clients.updated(fresh), horizon)
-    sent = _bytes({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
+    sent = bytes_of({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
     loss = sum(losses) / len(losses) if losses else float("nan")
     seconds = time.perf_counter() - began
-    return Round(t, lr, loss, tuple(cohort), bytes_up, len(cohort) * sent, seconds, after)
+    return Round(t, lr, loss, tuple(cohort.tolist()), bytes_up, len(cohort) * sent, seconds, after)
 
 
 def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> tuple[Vector, State]:
@@ -128,7 +130,3 @@ def _require_finite(vectors: State, where: str) -> None:
 def _versions(state: RunState) -> list[int]:
     """How often each tensor of a state was written to."""
     return [v._version for v in (state.theta, *state.server.values())]
-
-
-def _bytes(vectors: State) -> int:
-    return sum(v.numel() * v.element_size() for v in vectors.values())

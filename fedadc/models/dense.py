@@ -27,53 +27,48 @@ class Layer:
     relu: bool  # whether ReLU follows
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """A layer's place in the flat vectors. Without a gradient it is frozen."""
-
-    weight: Tensor
-    bias: Tensor | None
-    weight_gradient: Tensor | None
-    bias_gradient: Tensor | None
-    relu: bool
-
-
 class Dense:
-    """A chain of layers on views without gradients. `forward` keeps what `backward` needs; neither builds a graph."""
+    """A chain of layers on slices of flat vectors. `forward` keeps what `backward` needs; neither builds a graph."""
 
-    def __init__(self, layers: list[Layer], gradients: Mapping[Tensor, Tensor]) -> None:
-        """`gradients` says where each parameter's gradient belongs."""
+    def __init__(self, layers: list[Layer], places: Mapping[Tensor, slice], theta: Tensor, gradient: Tensor) -> None:
+        """`places` says where each parameter lies in theta, and its gradient in the other."""
+        self._layers, self._places = layers, places
+        self._weights, self._gradients = self._cut(theta), self._cut(gradient)
 
-        def slots(layer: Layer) -> _Slots:
-            weight, bias = layer.linear.weight, layer.linear.bias
-            data = None if bias is None else bias.data
-            return _Slots(weight.data, data, gradients.get(weight), gradients.get(bias), layer.relu)
+    def _cut(self, vector: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of each layer."""
 
-        self._slots = [slots(layer) for layer in layers]
+        def part(p: Tensor) -> Tensor:
+            return vector[self._places[p]].view(p.shape)
 
-    def forward(self, x: Tensor) -> Values:
+        linear = [layer.linear for layer in self._layers]
+        return [(part(m.weight), None if m.bias is None else part(m.bias)) for m in linear]
+
+    def forward(self, x: Tensor, theta: Tensor | None = None) -> Values:
+        """At the theta that it was made with, or at another one."""
         values = [x.flatten(1)]
-        for layer in self._slots:
-            z = F.linear(values[-1], layer.weight, layer.bias)
+        weights = self._weights if theta is None else self._cut(theta)
+        for layer, (weight, bias) in zip(self._layers, weights, strict=True):
+            z = F.linear(values[-1], weight, bias)
             values.append(z.relu_() if layer.relu else z)
         return values
 
     def backward(self, values: Values, d: Tensor) -> None:
         """Write the gradients of weights and biases, given that of the logits, `d`."""
-        for number in reversed(range(len(self._slots))):
-            layer, x, y = self._slots[number], values[number], values[number + 1]
-            if layer.relu:
+        for number in reversed(range(len(self._layers))):
+            x, y = values[number], values[number + 1]
+            of_weight, of_bias = self._gradients[number]
+            if self._layers[number].relu:
                 d = threshold_backward(d, y, 0)
-            if layer.weight_gradient is not None:
-                torch.mm(d.t(), x, out=layer.weight_gradient)
-            if layer.bias_gradient is not None:
-                torch.sum(d, dim=0, out=layer.bias_gradient)
+            torch.mm(d.t(), x, out=of_weight)
+            if of_bias is not None:
+                torch.sum(d, dim=0, out=of_bias)
             if number > 0:
-                d = d.mm(layer.weight)
+                d = d.mm(self._weights[number][0])
 
 
 def dense_layers(module: nn.Module) -> list[Layer]:
-    """The layers of a module that is such a chain and nothing else; of any other, none."""
+    """The layers of a module that is such a chain and nothing else, all of it trained; of any other, none."""
     kind: Any = type(module)
     steps: list[nn.Module] = []
     if isinstance(module, nn.Sequential) and kind.forward is nn.Sequential.forward:
@@ -88,7 +83,8 @@ def dense_layers(module: nn.Module) -> list[Layer]:
             layers.append(Layer(step, relu=type(following) is nn.ReLU))
         elif type(step) is not nn.ReLU or not layers:
             return []
-    ours = {id(p) for layer in layers for p in layer.linear.parameters()}
+    ours = {id(p) for layer in layers for p in layer.linear.parameters() if p.requires_grad}
     tied = len({id(layer.linear) for layer in layers}) < len(layers)
     hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
-    return [] if tied or hooked or any(id(p) not in ours for p in module.parameters()) else layers
+    others = any(id(p) not in ours for p in module.parameters())
+    return [] if tied or hooked or others else layers

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fedadc.errors import FedadcError, require
 from fedadc.models.dense import Dense, Values, dense_layers
 
+Derivative = Callable[[Tensor], tuple[Tensor, Tensor]]  # of logits: a loss, and its derivative with respect to them
+
 
 class FlatModel:
     """`theta` and `gradient` are the flat buffers; calling the model runs it at the present `theta`.
@@ -39,15 +41,16 @@ class FlatModel:
         self.gradient = torch.zeros_like(self.theta)
         self._slots: list[tuple[str, int, torch.Size]] = []
         self._gradients: dict[Tensor, Tensor] = {}  # where each parameter's belongs
+        places: dict[Tensor, slice] = {}
         start = 0
         for name, p in named:
-            view = slice(start, start + p.numel())
+            places[p] = view = slice(start, start + p.numel())
             p.data, p.grad = self.theta[view].view(p.shape), None
             self._gradients[p] = self.gradient[view].view(p.shape)
             self._slots.append((name, start, p.shape))
             start = view.stop
         layers = dense_layers(self.module)
-        self._dense = Dense(layers, self._gradients) if layers else None
+        self._dense = Dense(layers, places, self.theta, self.gradient) if layers else None
         self._calls: list[tuple[Values, Tensor]] = []  # of a dense model in the present loss: values and logits
         self._head_size = sum(p.numel() for _, p in named if id(p) in head)
 
@@ -67,8 +70,9 @@ class FlatModel:
         values = self._dense.forward(x)
         if not torch.is_grad_enabled():
             return values[-1]
-        self._calls.append((values, values[-1].requires_grad_()))  # the graph of a loss begins here
-        return values[-1].clone()  # which a loss may overwrite
+        logits = values[-1].detach().requires_grad_()  # the graph of a loss begins here
+        self._calls.append((values, logits))
+        return logits.clone()  # which a loss may overwrite
 
     def gradient_of(self, loss: Callable[[], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of a loss at theta, and the loss. The gradient is overwritten by the next call."""
@@ -82,6 +86,20 @@ class FlatModel:
             value.backward()  # type: ignore[no-untyped-call]
             self._collect()
         return self.gradient, value.detach()
+
+    def gradient_from(self, derivative: Derivative, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a loss of the logits of x whose derivative is known."""
+        with self._at(theta):
+            if self._dense is not None:
+                values = self._dense.forward(x)
+                loss, d = derivative(values[-1])
+                self._dense.backward(values, d)
+            else:
+                logits = self(x)
+                loss, d = derivative(logits.detach())
+                logits.backward(d)  # type: ignore[no-untyped-call]
+                self._collect()
+        return self.gradient, loss
 
     def _collect(self) -> None:
         """Put the gradients together: a dense model's in closed form, and what autograd left at the parameters."""
@@ -107,6 +125,8 @@ class FlatModel:
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
+        if self._dense is not None:
+            return self._dense.forward(x, theta)[-1]
         with self._frozen(theta):
             return self(x).clone()  # a module may return a view of a parameter
 

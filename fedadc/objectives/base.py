@@ -8,6 +8,7 @@ itself, such as a proximal one, is a method's `correct`. What a frozen model say
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -47,6 +48,14 @@ class Objective:
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         raise FedadcError(f"objective {type(self).__name__} must define __call__(model, batch, local).")
+
+    # Optional: `derivative(logits, batch, local)` returns the loss and its derivative with respect to the logits, for a
+    # loss that depends on model(batch.x) alone and whose closed form is simple. It stands in for __call__ and autograd.
+    derivative: ClassVar[Callable[..., tuple[Tensor, Tensor]] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        if "__call__" in vars(cls) and "derivative" not in vars(cls):
+            cls.derivative = None  # another loss: its parent's closed form is not its own
 
     # What it keeps at the client, beside the method's own state: created on first use, renewed after every round.
     def client_state(self, theta: Tensor) -> State:

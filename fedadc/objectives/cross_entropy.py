@@ -22,3 +22,8 @@ class CrossEntropy(Objective):
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         return F.cross_entropy(model(batch.x), batch.y)
+
+    def derivative(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
+        """(p - true) / n."""
+        true = F.one_hot(batch.y, logits.shape[1])
+        return F.cross_entropy(logits, batch.y), logits.softmax(dim=1).sub_(true).div_(len(logits))

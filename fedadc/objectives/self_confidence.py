@@ -6,6 +6,7 @@ client knows well (rho near 1) handed over to the true label. Deviations: docs/d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -51,17 +52,37 @@ class SelfConfidence(Objective):
         cross_entropy = F.cross_entropy(logits, batch.y)
         if self.lam == 0:
             return cross_entropy
-
-        def target_of(teacher: Tensor, y: Tensor) -> Tensor:
-            return confidence_target(teacher / self.tau, y, confidence(local.class_counts, teacher.dtype))
-
         if self.teacher == "self":
-            target = target_of(logits.detach(), batch.y)
+            target = self._target(logits.detach(), batch, local)
         else:
-            target = local.per_sample("target", batch, lambda b: target_of(model.predict(local.start, b.x), b.y))
+            target = local.per_sample("target", batch, lambda b: self._received_target(b, local))
         kl = F.kl_div(F.log_softmax(logits / self.tau, dim=1), target, reduction="batchmean")
         scale = self.tau**2 if self.tau_squared else 1.0
         return (1 - self.lam) * cross_entropy + self.lam * scale * kl
+
+    @property
+    def derivative(self) -> Callable[..., tuple[Tensor, Tensor]] | None:  # type: ignore[override]
+        return self._of_mixture if self.tau == 1 and self.asks_the_global_model else None
+
+    def _of_mixture(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
+        """At τ = 1, L is the cross-entropy of the mixture (1 - λ) true + λ target, less λ times target's entropy."""
+
+        def mixture_and_entropy(b: Batch) -> Tensor:
+            target = self._received_target(b, local)
+            true = F.one_hot(b.y, logits.shape[1]).to(target.dtype)
+            mixture = (1 - self.lam) * true + self.lam * target
+            return torch.cat([mixture, -torch.xlogy(target, target).sum(dim=1, keepdim=True)], dim=1)
+
+        rows = local.per_sample("mixture", batch, mixture_and_entropy)
+        mixture, entropy = rows[:, :-1], rows[:, -1]
+        loss = F.cross_entropy(logits, mixture) - self.lam * entropy.mean()
+        return loss, logits.softmax(dim=1).sub_(mixture).div_(len(logits))
+
+    def _received_target(self, batch: Batch, local: Local) -> Tensor:
+        return self._target(local.model.predict(local.start, batch.x), batch, local)
+
+    def _target(self, teacher: Tensor, batch: Batch, local: Local) -> Tensor:
+        return confidence_target(teacher / self.tau, batch.y, confidence(local.class_counts, teacher.dtype))
 
 
 def confidence_target(teacher_logits: Tensor, y: Tensor, rho: Tensor) -> Tensor:

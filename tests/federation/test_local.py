@@ -26,7 +26,7 @@ def federation(work: LocalWork, method: Method | None = None, model: nn.Module |
 
 def update(f: Federation, client: int = 1, round: int = 1) -> Any:
     place = f.workplace
-    order = Order(client, int(place.steps(np.array([client]))[0]), None)
+    order = Order(client, int(place.steps(np.array([client]))[0]))
     return local_update(place, Broadcast(round, place.work.lr, f.start().theta, {}), order)
 
 
@@ -97,9 +97,9 @@ def test_momentum_outlasts_a_step_without_a_gradient() -> None:
 
 def test_fewer_steps_than_planned_are_the_first_ones() -> None:
     f = federation(LocalWork(epochs=2, batch_size=4, lr=0.3))
-    short = local_update(f.workplace, Broadcast(1, 0.3, f.start().theta, {}), Order(5, 2, None))
+    short = local_update(f.workplace, Broadcast(1, 0.3, f.start().theta, {}), Order(5, 2))
     g = federation(LocalWork(steps=2, batch_size=4, lr=0.3))
-    same = local_update(g.workplace, Broadcast(1, 0.3, g.start().theta, {}), Order(5, 2, None))
+    same = local_update(g.workplace, Broadcast(1, 0.3, g.start().theta, {}), Order(5, 2))
     assert short.steps == 2 and torch.equal(short.upload["delta"], same.upload["delta"])
 
 
@@ -132,10 +132,10 @@ def test_a_clients_update_depends_on_nothing_but_its_order() -> None:
     assert torch.equal(update(f, client=3).upload["delta"], alone)
 
 
-def test_report_counts_steps_samples_and_the_mean_loss() -> None:
+def test_report_counts_bytes_steps_and_the_mean_loss() -> None:
     f = federation(LocalWork(epochs=2, batch_size=4, lr=1e-9))
     report = update(f, client=2)
-    assert (report.samples, report.steps) == (13, 2 * 4)
+    assert (report.bytes_up, report.steps, report.weight) == (f.model.theta.numel() * 8, 2 * 4, 1.0)
     f = federation(LocalWork(epochs=1, batch_size=100, lr=1e-9))
     place = f.workplace
     x, y = place.inputs.gather(place.train, place.clients[2])

@@ -19,9 +19,9 @@ from conftest import small_federation
 from fedadc.data import from_arrays
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Evaluation
-from fedadc.federation.aggregate import BLOCK, OrderedMean
+from fedadc.federation.aggregate import BLOCK, OrderedMean, Part, added
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
+from fedadc.federation.local import LocalWork, Report
 from fedadc.federation.schedule import SCHEDULES, Constant, Cosine, Exponential, Step
 from fedadc.federation.selection import hand_out_order, uniform
 from fedadc.methods import FedAdam, FedADC, FedAvg, FedAvgM, FedDyn, LocalOnly, Method
@@ -49,6 +49,35 @@ def test_cohort_of_a_million_is_cheap_and_fixed_in_size() -> None:
     assert len(set(cohort.tolist())) == 10
 
 
+def part(delta: torch.Tensor, weight: float = 1.0) -> Part:
+    return Part.of(Report(0, {"delta": delta}, {}, loss=0.0, bytes_up=0, steps=1, weight=weight), ())
+
+
+def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
+    vectors = list(torch.randn(21, 1000, generator=torch.Generator().manual_seed(0)))
+    single, ahead = OrderedMean(), OrderedMean()
+    for v in vectors:
+        single.add(part(v))
+    total: dict[str, torch.Tensor] = {}
+    for v in vectors[:BLOCK]:
+        total = added(total, {"delta": v})
+    ahead.add(Part(total, [part(v).reports[0] for v in vectors[:BLOCK]]))
+    for v in vectors[BLOCK:]:
+        ahead.add(part(v))
+    assert ahead.count == 21 and torch.equal(ahead.result()["delta"], single.result()["delta"])
+    assert torch.equal(ahead.result()["delta"], single.result()["delta"])  # asked again
+
+
+def test_no_other_group_may_be_added_ahead() -> None:
+    reports = [part(torch.ones(2)).reports[0]] * BLOCK
+    mean = OrderedMean()
+    with pytest.raises(AssertionError, match="not a block"):
+        mean.add(Part({"delta": torch.ones(2)}, reports[:3]))
+    mean.add(part(torch.ones(2)))
+    with pytest.raises(AssertionError, match="not a block"):
+        mean.add(Part({"delta": torch.ones(2)}, reports))
+
+
 def test_hand_out_order_is_most_steps_first_then_number() -> None:
     assert hand_out_order(np.array([2, 5, 7, 9]), np.array([1, 3, 3, 2])).tolist() == [5, 7, 9, 2]
 
@@ -59,7 +88,7 @@ def test_hand_out_order_is_most_steps_first_then_number() -> None:
 def test_ordered_mean_is_the_weighted_mean(uploads: list[tuple[float, list[float]]]) -> None:
     mean = OrderedMean()
     for weight, values in uploads:
-        mean.add(weight, {"delta": torch.tensor(values, dtype=torch.float64)})
+        mean.add(part(torch.tensor(values, dtype=torch.float64), weight))
     expected = np.average([v for _, v in uploads], axis=0, weights=[w for w, _ in uploads])
     np.testing.assert_allclose(mean.result()["delta"].numpy(), expected, atol=1e-12)
 
@@ -69,7 +98,7 @@ def test_ordered_mean_adds_whole_blocks() -> None:
     vectors = list(torch.randn(21, 1000, generator=torch.Generator().manual_seed(0)))
     mean = OrderedMean()
     for v in vectors:
-        mean.add(1.0, {"delta": v})
+        mean.add(part(v))
     total = None
     for start in range(0, 21, BLOCK):
         block = vectors[start].clone()
@@ -84,7 +113,7 @@ def test_the_mean_does_not_write_into_uploads() -> None:
     uploads = [torch.ones(3) for _ in range(20)]
     mean = OrderedMean()
     for u in uploads:
-        mean.add(1.0, {"delta": u})
+        mean.add(part(u))
     mean.result()
     assert all(torch.equal(u, torch.ones(3)) for u in uploads)
 

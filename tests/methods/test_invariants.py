@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 
 from conftest import small_federation
 from fedadc.engines import Engine
+from fedadc.federation.aggregate import Part
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order, Report
+from fedadc.federation.local import Broadcast, LocalWork, Order
 from fedadc.federation.rounds import Round, RunState
 from fedadc.federation.schedule import Cosine
 from fedadc.federation.store import Storage
@@ -49,10 +50,10 @@ class Losing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def run(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Report]:
-        for place, report in enumerate(self.engine.run(broadcast, orders)):
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
+        for place, part in enumerate(self.engine.run(broadcast, orders)):
             if broadcast.round not in self.silent and (place + broadcast.round) % 2 == 0:
-                yield report
+                yield part
 
 
 def federation(method: Method, weighting: Any = "uniform", storage: Storage | None = None) -> Federation:

@@ -152,7 +152,7 @@ def one_update(method: Method, m: torch.Tensor | None = None, client: int = 2) -
     state = federation.start()
     m = torch.randn(state.theta.shape, dtype=torch.float64) if m is None else m
     place = federation.workplace
-    order = Order(client, int(place.steps(np.array([client]))[0]), None)
+    order = Order(client, int(place.steps(np.array([client]))[0]))
     return local_update(place, Broadcast(1, 0.2, state.theta, {"m": m}), order), m
 
 
@@ -176,7 +176,7 @@ def test_every_client_embeds_exactly_beta_m_whatever_its_h(nesterov: bool, clien
     start = federation.start().theta
     m = torch.randn(start.shape, dtype=torch.float64)
     place = federation.workplace
-    order = Order(client, int(place.steps(np.array([client]))[0]), None)
+    order = Order(client, int(place.steps(np.array([client]))[0]))
     report = local_update(place, Broadcast(1, 0.2, start, {"m": m}), order)
     assert_equal(report.upload["delta"].numpy(), (0.2 * 0.6 * m).numpy())
 

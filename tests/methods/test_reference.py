@@ -187,12 +187,12 @@ class EverySecond:
 
     def run(self, broadcast: Any, orders: Any) -> Iterator[Any]:
         self.lost.append(set())
-        for report in self.inner.run(broadcast, orders):
+        for part in self.inner.run(broadcast, orders):
             self.seen += 1
             if self.seen % 2:
-                yield report
+                yield part
             else:
-                self.lost[-1].add(report.client)
+                self.lost[-1].add(part.reports[0].client)
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,6 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def half_frozen() -> nn.Module:
-    module = MLP((5,), 3, [6, 4])
-    for p in module.layers[0].parameters():
-        p.requires_grad_(False)
-    return module
-
-
-CHAINS["first layer frozen"] = half_frozen
-
 LOSSES: dict[str, Callable[[Model, nn.Module], Tensor]] = {
     "cross-entropy": lambda model, module: F.cross_entropy(model(X), Y),
     "called twice": lambda model, module: F.cross_entropy(model(X[:4]), Y[:4]) + model(X[4:]).square().sum(),
@@ -93,6 +84,13 @@ class Doubled(MLP):
         return 2 * super().forward(x)
 
 
+def half_frozen() -> nn.Module:
+    module = MLP((5,), 3, [6, 4])
+    for p in module.layers[0].parameters():
+        p.requires_grad_(False)
+    return module
+
+
 def hooked() -> nn.Module:
     module = CHAINS["sequential"]()
     module[0].register_forward_hook(lambda m, inputs, output: 2 * output)
@@ -116,6 +114,7 @@ def parametrised() -> nn.Module:
         Doubled((5,), 3, [6]),
         hooked(),
         tied(),
+        half_frozen(),
         parametrised(),
         nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)),
         nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
@@ -123,7 +122,18 @@ def parametrised() -> nn.Module:
         nn.Sequential(nn.Flatten(0), nn.Linear(5, 3)),
         nn.Sequential(),
     ],
-    ids=["own forward", "hook", "tied", "parametrised", "tanh", "dropout", "relu first", "other flatten", "empty"],
+    ids=[
+        "own forward",
+        "hook",
+        "tied",
+        "frozen",
+        "parametrised",
+        "tanh",
+        "dropout",
+        "relu first",
+        "other flatten",
+        "empty",
+    ],
 )
 def test_what_is_not_such_a_chain_is_left_to_autograd(module: nn.Module) -> None:
     assert dense_layers(module) == []
