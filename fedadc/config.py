@@ -67,6 +67,7 @@ class ModelConfig:
     seed: int | None = None  # of the weights; None: the run's
     init: Init | None = None  # None: what the model prefers
     weights: str | None = None  # a safetensors file to start from
+    channels_last: bool | None = None  # how images lie in memory; None: as is quicker (part of the result's bits)
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # the model's own
 
 

@@ -71,13 +71,15 @@ def prepare(
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,
+        channels_last=chosen.channels_last,
         workers=workers,
     )
     if chosen.weights is not None:
         path = config.file(chosen.weights)
         federation.load_state_dict(read_weights(path), str(path))
     known = replace(config.data, clients=len(federation.clients))
-    shown = replace(chosen, init=init, options=_defaults(inspect.signature(cls).parameters, chosen.options))
+    options = _defaults(inspect.signature(cls).parameters, chosen.options)
+    shown = replace(chosen, init=init, channels_last=federation.workplace.inputs.channels_last, options=options)
     return Plan(replace(config, data=known, model=shown), federation)
 
 

@@ -52,6 +52,7 @@ class Inputs:
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
+    channels_last: bool = False  # images [n, channels, height, width] lie in memory pixel by pixel, not plane by plane
 
     def gather(
         self, samples: Samples, indices: Array, augment: Augment | None = None, rng: np.random.Generator | None = None
@@ -61,8 +62,14 @@ class Inputs:
         x, y = samples.x.index_select(0, chosen), samples.y.index_select(0, chosen)
         if augment and rng is not None:
             x = augment(x, rng)
-        x = x.to(self.device, self.dtype).contiguous()
+        x = self._pixel_by_pixel(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
         return self.normalisation(x), y.to(self.device)
+
+    def _pixel_by_pixel(self, x: Tensor) -> Tensor:
+        """A copy with the strides spelt out: with one channel torch could not tell the two formats apart."""
+        _, channels, height, width = x.shape
+        strides = (height * width * channels, 1, width * channels, channels)
+        return torch.empty_strided(x.shape, strides, dtype=self.dtype, device=self.device).copy_(x)
 
 
 @dataclass(frozen=True)

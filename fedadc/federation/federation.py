@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,7 +26,7 @@ from fedadc.federation.schedule import Schedule
 from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
 from fedadc.methods.base import state_of
-from fedadc.models.build import probe
+from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
 
@@ -53,6 +54,7 @@ class Federation:
         seed: int = 0,
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
+        channels_last: bool | None = None,  # how images lie in memory; None: as is quicker
         workers: int = 0,  # processes that train clients; 0: this one does
     ) -> None:
         self.method = FedAvg() if method is None else method
@@ -72,11 +74,12 @@ class Federation:
         held = deal(data, partition_by, clients, seed if data_seed is None else data_seed)
         self.cohort = _cohort_size(cohort, len(held))
         model = copy.deepcopy(model).cpu()  # the user's own stays as it is
-        dtype = next((p.dtype for p in model.parameters()), torch.float32)
-        example = Inputs(data.normalisation, dtype).gather(data.train, held.indices[:2])[0]
-        probe(model, example, len(data.classes), seed)
-        self.model = flat = FlatModel(model, resolve_device(str(device)))
-        inputs, classes = Inputs(data.normalisation, flat.dtype, flat.device), len(data.classes)
+        device, classes = torch.device(resolve_device(str(device))), len(data.classes)
+        inputs = _inputs_for(model, data, channels_last, device, seed)
+        example = inputs.gather(data.train, held.indices[:2])[0]
+        probe(model, example, classes, seed)
+        self.model = flat = FlatModel(model, device)
+        inputs = replace(inputs, device=flat.device)
         self.workplace = Workplace(flat, self.method, self.local, data.train, held, classes, inputs, augment, seed)
         self.example = example.to(flat.device)  # of what the model is given
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
@@ -194,6 +197,22 @@ class Federation:
         """The state dicts of all models of a state by name, first the one by which its run is judged."""
         vectors = models_of(self.method, state)
         return {name: self.model.state_dict(vector) for name, vector in vectors.items()}
+
+
+def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, device: torch.device, seed: int) -> Inputs:
+    """How the data is given to a model that is still on the CPU."""
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    planes = Inputs(data.normalisation, dtype)
+    images = len(data.input_shape) == 3
+    require(images or not channels_last, "model.channels_last is for images [channels, height, width].")
+    if not images or channels_last is False:
+        return planes
+    pixels = replace(planes, channels_last=True)
+    if channels_last:
+        return pixels
+    some = np.arange(min(2, len(data.train)))
+    x, pixel_by_pixel = (inputs.gather(data.train, some)[0] for inputs in (planes, pixels))
+    return pixels if device.type == "cpu" and prefers_channels_last(model, x, pixel_by_pixel, seed) else planes
 
 
 def _check_kinds(

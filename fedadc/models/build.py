@@ -14,6 +14,7 @@ from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.rng import torch_seeded
 
 INITS = ("default", "kaiming")
+SETTINGS = ("name", "seed", "init", "weights", "channels_last")  # of any model
 
 
 def construct(
@@ -31,7 +32,7 @@ def construct(
     for key in options:
         require(key not in given, f"model.{key} is not a setting: it comes from the data.")
         if key not in parameters and not open_ended:
-            raise unknown("model: key", key, {*parameters, "name", "seed", "init", "weights"} - set(given))
+            raise unknown("model: key", key, {*parameters, *SETTINGS} - set(given))
     arguments = dict(options) | {k: v for k, v in given.items() if k in parameters}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     missing = [n for n, p in parameters.items() if p.default is p.empty and p.kind in named and n not in arguments]
@@ -95,6 +96,22 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
         f"model {name} must return logits of shape [{len(x)}, {classes}] for {len(x)} samples of {classes} classes; "
         f"it returned {shape}.",
     )
+
+
+def prefers_channels_last(module: nn.Module, x: Tensor, pixel_by_pixel: Tensor, seed: int = 0) -> bool:
+    """Whether a module convolves images, which is quicker pixel by pixel, and says the same of them in that format."""
+    if not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return False
+
+    def said_of(images: Tensor) -> Tensor:
+        with torch.no_grad(), torch_seeded(seed, "probe"):
+            logits: Tensor = module(images)
+            return logits
+
+    try:
+        return torch.allclose(said_of(x), said_of(pixel_by_pixel), rtol=1e-3, atol=1e-4)
+    except Exception:  # `view`, for one, knows only the usual format; what else is wrong `probe` will say
+        return False
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
