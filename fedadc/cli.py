@@ -53,12 +53,16 @@ def run(
     device: Device = "cpu",
     workers: Annotated[
         str, typer.Option(help="Processes that train clients: auto (a core each), a number, or 0 (this process).")
-    ] = "0",
+    ] = "auto",
+    workers_per_gpu: Annotated[int, typer.Option(min=1, help="What auto means on each GPU of --device cuda.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
     """Train by a config and leave a run directory."""
+    from fedadc.processes import get_ready
+
+    if workers != "0":
+        get_ready()
     from fedadc.config import load_config
-    from fedadc.exact import resolve_workers
     from fedadc.runner import run as run_config
     from fedadc.terminal import progress_of_run, run_summary
 
@@ -72,7 +76,8 @@ def run(
             overwrite=overwrite,
             data_dir=data_dir,
             device=device,
-            workers=resolve_workers(workers),
+            workers=workers,
+            workers_per_gpu=workers_per_gpu,
             watch=watch,
             notes=notes,
         )

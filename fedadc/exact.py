@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,19 +9,19 @@ from typing import Any
 import torch
 
 from fedadc.errors import require
+from fedadc.processes import cores
 
 
 @contextmanager
 def exact() -> Iterator[None]:
     """One thread, no TF32, deterministic kernels; what was set before comes back after."""
     threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = torch.get_deterministic_debug_mode()
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     memory: Any = torch.utils.deterministic  # a module with a property, which type checkers do not see
     filled = memory.fill_uninitialized_memory
     torch.set_num_threads(1)  # two threads change the order of additions
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import a compiler, for a second
     memory.fill_uninitialized_memory = False  # a safety net for kernels, at the price of a pass
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -31,18 +30,34 @@ def exact() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(deterministic)
         memory.fill_uninitialized_memory = filled
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32[0], tf32[1]
         torch.backends.cudnn.benchmark = tf32[2]
 
 
-def resolve_workers(text: str) -> int:
-    """`auto` is one worker per core that this process may use."""
-    if text == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    require(text.isdecimal(), f"--workers is auto or a number such as 2 (0: this process alone), not {text!r}.")
-    return int(text)
+def resolve_workers(workers: int | str, device: str, per_gpu: int = 1, gpus: int | None = None) -> int:
+    """`auto` is a worker per core, or `per_gpu` on each GPU that the device names; where that is one, this process."""
+    if workers != "auto":
+        right = isinstance(workers, int) or workers.isdecimal()
+        require(right, f"--workers is auto or a number such as 2 (0: this process alone), not {workers!r}.")
+        return int(workers)
+    require(per_gpu >= 1, f"--workers-per-gpu must be at least 1, not {per_gpu}.")
+    kind, index = torch.device(device).type, torch.device(device).index
+    if kind == "cpu":
+        many = cores()
+    elif kind == "cuda":
+        many = per_gpu * (1 if index is not None else torch.cuda.device_count() if gpus is None else gpus)
+    else:
+        many = 1
+    return many if many > 1 else 0
+
+
+def device_of(worker: int, device: torch.device, gpus: int | None = None) -> torch.device:
+    """Where a worker computes: `cuda` is all GPUs in turn."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", worker % (torch.cuda.device_count() if gpus is None else gpus))
 
 
 def resolve_device(name: str) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from fedadc.config import Config, load_config
 from fedadc.errors import FedadcError
-from fedadc.exact import resolve_device
+from fedadc.exact import resolve_device, resolve_workers
 from fedadc.federation.rounds import RunState
 from fedadc.plan import Plan, prepare
 from fedadc.record import RunDirectory, check_free, record_of
@@ -47,14 +47,16 @@ def run(
     overwrite: bool = False,
     data_dir: str | Path | None = None,
     device: str = "cpu",
-    workers: int = 0,
+    workers: int | str = 0,
+    workers_per_gpu: int = 1,
     watch: Watcher | None = None,
     notes: Callable[[str], None] = log.info,
 ) -> RunResult:
     """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory.
 
     A `preset` (or several) is laid over the config, then `key.sub=value` overrides.
-    With `workers`, so many processes train the clients; 0 is this process, and the result is the same.
+    With `workers`, so many processes train the clients, `auto` as many as the machine likes (see `resolve_workers`);
+    0 is this process, and the result is the same.
     `watch` is called with the record of every round, `notes` with what the loader of the data did that one should know.
     """
     presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
@@ -62,7 +64,8 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     device = resolve_device(device)
-    plan = prepare(config, data_dir, device, None if out is None else Path(out), workers)
+    count = resolve_workers(workers, device, workers_per_gpu)
+    plan = prepare(config, data_dir, device, None if out is None else Path(out), count)
     for note in plan.federation.data.notes:
         notes(note)
     return execute(plan, None if out is None else Path(out), overwrite, device, watch)

@@ -73,13 +73,14 @@ def members(name: str) -> list[str]:
 ALLOWED = {  # room -> the rooms it may import, beside itself
     "errors": set(),
     "rng": set(),
-    "exact": {"errors"},
+    "processes": set(),
+    "exact": {"errors", "processes"},
     "schema": {"errors"},
     "objectives": {"errors", "rng"},
     "models": {"errors", "rng"},
     "data": {"errors", "rng"},
     "methods": {"errors", "rng", "objectives"},
-    "engines": {"errors", "exact", "schema", "data", "methods", "evaluate", "federation"},
+    "engines": {"errors", "exact", "processes", "schema", "data", "methods", "evaluate", "federation"},
     "evaluate": {"errors", "exact", "data", "models", "methods", "federation"},
     "federation": {"errors", "rng", "exact", "data", "models", "methods", "objectives", "engines", "evaluate"},
 }

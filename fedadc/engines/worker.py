@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Clients, Samples
@@ -117,12 +118,15 @@ class _Work:
 MEASURED = "measured"
 
 
-def serve(pipe: Connection, desk: Desk) -> None:
+def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
     """The whole life of a worker: it ends with its parent, whose end of the pipe is then closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     sys.path[:0] = desk.folders
     place, examiner = pickle.loads(desk.pickled)
-    work = _Work(*with_data(place, examiner, desk.data), desk, desk.published.views())
+    place, examiner = with_data(place, examiner, desk.data)
+    model, inputs = place.model.on(device), replace(place.inputs, device=device)
+    place, examiner = replace(place, model=model, inputs=inputs), replace(examiner, model=model, inputs=inputs)
+    work = _Work(place, examiner, desk, desk.published.views())
     with exact():
         while True:
             try:

@@ -6,11 +6,8 @@ same order; at most 2 × workers + 2 uploads are in memory. Which worker ran a c
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,14 +21,13 @@ from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
 from fedadc.engines.worker import MEASURED, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Cut, Examiner, Tally
+from fedadc.exact import device_of
 from fedadc.federation.aggregate import BLOCK, Part
 from fedadc.federation.local import Broadcast, Order, Report, Workplace
 from fedadc.methods.base import State, Vector
+from fedadc.processes import context, keeping_memory
 from fedadc.schema import user_folders
 
-# glibc gives large blocks back to the system as soon as they are free, so every step's activations begin with page
-# faults: a seventh of a CNN's time. A worker does the same over and over, so it keeps what it has once had.
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 AHEAD = 2  # tasks that a worker has at a time, so that it never waits for the next
 
 
@@ -146,15 +142,18 @@ class Workers:
             views[name].copy_(vector)
 
     def _spawn(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
+        start, model = context(), self.place.model
         place = replace(self.place, train=_none(self.place.train), clients=Clients(np.zeros(0, int), np.zeros(1, int)))
         splits = {name: _none(samples) for name, samples in self.examiner.splits.items()}
         pickled = pickle.dumps((place, replace(self.examiner, splits=splits)))
         desk = Desk(user_folders(), pickled, self._data, self._published, self._slots, self._slot_size)
         for number in range(self.count):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(theirs, desk), name=f"fedadc-worker-{number}", daemon=True)
-            with _environment(KEEP_MEMORY):
+            ours, theirs = start.Pipe()
+            device = device_of(number, model.device)
+            process = start.Process(  # type: ignore[attr-defined]
+                target=serve, args=(theirs, desk, device), name=f"fedadc-worker-{number}", daemon=True
+            )
+            with keeping_memory():
                 process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours))
@@ -166,18 +165,6 @@ class Workers:
             worker.process.terminate()
         for worker in workers:
             worker.process.join()
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """What a process that is spawned meanwhile finds in its environment, unless the user has set it otherwise."""
-    fresh = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(fresh)
-    try:
-        yield
-    finally:
-        for name in fresh:
-            del os.environ[name]
 
 
 def _error_of(answer: Failed) -> Exception:

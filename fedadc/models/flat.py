@@ -167,6 +167,10 @@ class FlatModel:
         storage = tensor.untyped_storage().data_ptr()
         return storage in (self.theta.untyped_storage().data_ptr(), self.gradient.untyped_storage().data_ptr())
 
+    def on(self, device: torch.device) -> FlatModel:
+        """The same there; this one is taken over."""
+        return self if self.device == device else FlatModel(self.module, device)
+
     def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device]]:
         return FlatModel, (self.module, self.device)  # a copy has views of its own
 
