@@ -95,7 +95,7 @@ class ClientData:
         return len(self.indices)
 
     def class_counts(self) -> Tensor:
-        labels = self.samples.y[torch.from_numpy(self.indices)]
+        labels = self.samples.y.index_select(0, torch.from_numpy(self.indices))
         return torch.bincount(labels, minlength=self.classes).to(self.inputs.device)
 
     def batches(self, positions: Iterable[Array], rng: Callable[[str], np.random.Generator]) -> Iterator[Batch]:

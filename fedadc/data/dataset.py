@@ -36,7 +36,7 @@ class Samples:
 class Clients:
     """Client k holds the samples `indices[offsets[k] : offsets[k + 1]]` of its split."""
 
-    indices: Array  # int64 [n]
+    indices: Array  # int32 or int64 [n]
     offsets: Array  # int64 [clients + 1]
 
     @staticmethod
@@ -44,7 +44,8 @@ class Clients:
         """From the owner of every sample: each sample has one, so clients are disjoint and complete."""
         offsets = np.zeros(clients + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=clients), out=offsets[1:])
-        return Clients(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
+        small = len(owner) < 2**31  # then half the memory will do
+        return Clients(np.argsort(owner, kind="stable").astype(np.int32 if small else np.int64, copy=False), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
