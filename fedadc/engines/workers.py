@@ -25,7 +25,7 @@ from fedadc.exact import device_of
 from fedadc.federation.aggregate import BLOCK, Part
 from fedadc.federation.local import Broadcast, Order, Report, Workplace
 from fedadc.methods.base import State, Vector
-from fedadc.processes import context, keeping_memory
+from fedadc.processes import context, get_ready, keeping_memory
 from fedadc.schema import user_folders
 
 AHEAD = 2  # tasks that a worker has at a time, so that it never waits for the next
@@ -42,6 +42,7 @@ class Workers:
     """An engine of so many processes, spawned when they are first needed."""
 
     def __init__(self, place: Workplace, examiner: Examiner, count: int, downlink: State) -> None:
+        get_ready()  # they import while the data is copied
         self.count = count
         method, theta = place.method, place.model.theta.cpu()
         kept = {**method.client_state(theta), **method.objective.client_state(theta)}
@@ -192,7 +193,7 @@ def _shares(orders: Sequence[Order], workers: int) -> Iterator[Sequence[Order]]:
         block = orders[start : start + BLOCK]
         work = sum(order.steps for order in block)
         left -= work
-        if len(block) == BLOCK and left >= AHEAD * workers * work:
+        if len(block) == BLOCK and left >= workers * work:
             yield block
         else:
             yield from ([order] for order in block)

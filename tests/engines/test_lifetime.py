@@ -1,0 +1,123 @@
+"""Real processes: what is left of them after Ctrl-C, after kill -9, and under the start method of other systems."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import small_federation
+from fedadc.federation.federation import Federation
+from fedadc.methods import FedAvg
+from fedadc.models import MLP
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who descends from whom")
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    def state(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return "gone"
+
+    return {pid for pid in pids if state(pid) not in ("gone", "Z")}
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def named_memory() -> set[str]:
+    """Shared memory of Python's and torch's making that has a name, and so could stay behind."""
+    return {path.name for start in ("torch_*", "psm_*", "fedadc*") for path in Path("/dev/shm").glob(start)}
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`fedadc run` with two workers, some rounds on its way, in a session of its own as in a terminal."""
+    config, out = tmp_path / "long.yaml", tmp_path / "out"
+    subprocess.run([sys.executable, "-m", "fedadc.cli", "init", str(config)], check=True, capture_output=True)
+    command = [sys.executable, "-m", "fedadc.cli", "run", str(config), "rounds=100000", "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, "--workers", "2"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    metrics = out / "metrics.jsonl"
+    eventually(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 1000))
+    try:
+        yield process, out
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@linux
+def test_ctrl_c_ends_the_run_and_leaves_nobody(long_run: tuple[subprocess.Popen[str], Path]) -> None:
+    process, out = long_run
+    family = descendants(process.pid)
+    assert len(family) >= 3  # two workers and their server
+    shared = named_memory()
+    os.killpg(process.pid, signal.SIGINT)  # to the whole group, as a terminal does
+    printed = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and printed.rstrip().endswith("interrupted; what was finished is kept.")
+    assert "Traceback" not in printed
+    assert (out / "model.safetensors").is_file()
+    eventually(lambda: not alive(family), 5)
+    assert named_memory() <= shared
+
+
+@linux
+def test_workers_do_not_outlive_a_killed_parent(long_run: tuple[subprocess.Popen[str], Path]) -> None:
+    process, _ = long_run
+    family = descendants(process.pid)
+    process.kill()
+    process.communicate(timeout=30)
+    eventually(lambda: not alive(family), 10)
+
+
+class Dawdling(FedAvg):
+    """Clients finish in another order than they are handed out."""
+
+    def begin(self, local: Any) -> Any:
+        time.sleep((int(local.data.indices[0]) * 37 % 5) / 100)
+        return super().begin(local)
+
+
+def theta_of(method: FedAvg, workers: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    trained = Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=method, workers=workers)
+    theta = list(trained.rounds(2))[-1].state.theta
+    trained.close()
+    return theta
+
+
+def test_who_finishes_first_changes_nothing() -> None:
+    assert torch.equal(theta_of(Dawdling(), 3), theta_of(FedAvg(), 0))
+
+
+def test_spawned_workers_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows, where nothing is forked."""
+    alone = theta_of(FedAvg(), 0)
+    monkeypatch.setattr("fedadc.engines.workers.context", lambda: multiprocessing.get_context("spawn"))
+    assert torch.equal(theta_of(FedAvg(), 2), alone)
