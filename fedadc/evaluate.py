@@ -29,6 +29,7 @@ class Evaluation:
     every: int = 1  # rounds; the last round is always evaluated
     metrics: tuple[str, ...] = ()  # beside accuracy and loss: top5, macro_f1, per_class
     batch_size: int = 500
+    overlap: bool = False  # with the next round's training, by workers that would be idle; records come a round later
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"evaluate.every must be at least 1, not {self.every}.")
@@ -140,6 +141,14 @@ class Evaluator:
             metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
         return metrics
 
+    def begun(self, state: RunState) -> Callable[[], Metrics]:
+        """The same, to be asked for later: an engine may count in the meantime."""
+        models = models_of(self.method, state)
+        if len(models) != 1:
+            return lambda: self(state)
+        tallies = self.measure(next(iter(models.values())), self.examiner.cuts())
+        return lambda: self._named(tallies)
+
     def _mean_of_clients(self, state: RunState) -> Metrics:
         """The mean over all clients of the metrics of their own models."""
         never = self.clients - len(state.clients)  # selected: these are all at the start
@@ -150,14 +159,31 @@ class Evaluator:
         return {key: _mean(weights, [metrics[key] for _, metrics in total]) for key in total[0][1]}
 
     def of_model(self, theta: Tensor) -> Metrics:
-        splits = self.examiner.metrics(self.measure(theta, self.examiner.cuts()))
+        return self._named(self.measure(theta, self.examiner.cuts()))
+
+    def _named(self, tallies: Iterable[Tally]) -> Metrics:
+        splits = self.examiner.metrics(tallies)
         return {f"{split}_{name}": value for split, metrics in splits.items() for name, value in metrics.items()}
 
     def follow(self, stream: Iterable[Round], last: int) -> Iterator[Round]:
-        """The same rounds, with metrics where they are due."""
+        """The same rounds, with metrics where they are due; a round later where evaluation and training overlap."""
+        held: Callable[[], Round] | None = None  # a round whose evaluation goes on
         for result in stream:
-            due = result.round % self.examiner.evaluation.every == 0 or result.round == last
-            yield replace(result, metrics=self(result.state)) if due and self.examiner.splits else result
+            if held is not None:
+                yield held()
+            held = self._begun(result, last)
+            if not self.examiner.evaluation.overlap:
+                yield held()
+                held = None
+        if held is not None:
+            yield held()
+
+    def _begun(self, result: Round, last: int) -> Callable[[], Round]:
+        due = result.round % self.examiner.evaluation.every == 0 or result.round == last
+        if not due or not self.examiner.splits:
+            return lambda: result
+        metrics = self.begun(result.state)
+        return lambda: replace(result, metrics=metrics())
 
 
 def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:

@@ -7,7 +7,9 @@ same order; at most 2 × workers + 2 uploads are in memory. Which worker ran a c
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -54,7 +56,11 @@ class Workers:
         self._data = _shared(place, examiner)
         self.place, self.examiner = with_data(place, examiner, self._data)
         self._workers: list[_Worker] = []
-        self._version = 0
+        self._given = 0  # tasks so far; each has its number
+        self._heard: dict[int, Any] = {}  # answers whose turn has not come
+        self._uncounted: deque[MeasuringTask] = deque()  # of the present evaluation
+        self._counting: deque[int] = deque()
+        self._version = 0  # of the model that is evaluated
 
     def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
         self._publish({"theta": broadcast.theta, **broadcast.server})
@@ -67,45 +73,62 @@ class Workers:
             return TrainingTask(broadcast.round, broadcast.lr, told, slot, layout)
 
         shares = ([order] for order in orders) if self._stateful else _shares(orders, self.count)
-        for answer in self._answers(map(task_of, shares), lambda: bool(free)):
+        for answer in self._trained(map(task_of, shares), lambda: bool(free)):
             yield self._part(answer)
             free.append(answer.slot)
 
     def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
+        """Workers that have nothing to train begin to count even before the tallies are asked for."""
         self._version += 1
         self._publish({MEASURED: theta})
-        yield from self._answers((MeasuringTask(self._version, cut) for cut in cuts), lambda: True)
+        self._uncounted = deque(MeasuringTask(self._version, cut) for cut in cuts)
+        self._counting = deque()
+        return self._tallies()
 
-    def _answers(self, tasks: Iterator[Any], may_start: Callable[[], bool]) -> Iterator[Any]:
+    def _trained(self, tasks: Iterator[TrainingTask], may_start: Callable[[], bool]) -> Iterator[Trained]:
         """Each task's answer in the order of the tasks, while the workers are kept busy."""
+        given: deque[int] = deque()
+        more = True
+        with self._closing_on_failure():
+            while more or given:
+                while more and may_start() and (worker := self._idlest()):
+                    task = next(tasks, None)
+                    more = task is not None
+                    if task is not None:
+                        given.append(self._give(worker, task))
+                while not more and self._uncounted and (worker := self._idlest(AHEAD - 1)):
+                    self._counting.append(self._give(worker, self._uncounted.popleft()))
+                if given and given[0] in self._heard:
+                    yield self._heard.pop(given.popleft())
+                elif given:
+                    self._hear()
+
+    def _tallies(self) -> Iterator[Tally]:
+        with self._closing_on_failure():
+            while self._uncounted or self._counting:
+                while self._uncounted and (worker := self._idlest()):
+                    self._counting.append(self._give(worker, self._uncounted.popleft()))
+                if self._counting[0] in self._heard:
+                    yield self._heard.pop(self._counting.popleft())
+                else:
+                    self._hear()
+
+    def _idlest(self, limit: int = AHEAD) -> _Worker | None:
+        """The worker with the least to do, if that is less than the limit."""
         if not self._workers:
             self._spawn()
-        early: dict[int, Any] = {}  # answers whose turn has not come
-        given = answered = 0
-        try:
-            while True:
-                while may_start() and (worker := self._idlest()) and (task := next(tasks, None)) is not None:
-                    worker.pipe.send(task)
-                    worker.tasks.append(given)
-                    given += 1
-                if answered in early:
-                    yield early.pop(answered)
-                    answered += 1
-                elif answered == given:
-                    return
-                else:
-                    early |= self._hear()
-        except BaseException:  # also when nobody asks any more: what the workers still do is of no use
-            self.close()
-            raise
-
-    def _idlest(self) -> _Worker | None:
         worker = min(self._workers, key=lambda w: len(w.tasks))
-        return worker if len(worker.tasks) < AHEAD else None
+        return worker if len(worker.tasks) < limit else None
 
-    def _hear(self) -> dict[int, Any]:
-        """What has been answered since, by the number of the task."""
-        heard: dict[int, Any] = {}
+    def _give(self, worker: _Worker, task: TrainingTask | MeasuringTask) -> int:
+        """The number under which the answer will be heard."""
+        self._given += 1
+        worker.pipe.send(task)
+        worker.tasks.append(self._given)
+        return self._given
+
+    def _hear(self) -> None:
+        """Wait for answers."""
         for ready in wait([w.pipe for w in self._workers]):
             worker = next(w for w in self._workers if w.pipe is ready)
             try:
@@ -118,8 +141,15 @@ class Workers:
                 ) from None
             if isinstance(answer, Failed):
                 raise _error_of(answer)
-            heard[worker.tasks.pop(0)] = answer
-        return heard
+            self._heard[worker.tasks.pop(0)] = answer
+
+    @contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # also when nobody asks any more: what the workers still do is of no use
+            self.close()
+            raise
 
     def _part(self, answer: Trained) -> Part:
         total, state = answer.loose or (self._taken(answer.sum), self._taken(answer.state))
@@ -161,6 +191,8 @@ class Workers:
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
+        for waiting in (self._heard, self._uncounted, self._counting):
+            waiting.clear()
         for worker in workers:
             worker.pipe.close()
             worker.process.terminate()

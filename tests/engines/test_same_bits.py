@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from fedadc.config import load_config
 from fedadc.engines.workers import _shares
 from fedadc.federation.aggregate import BLOCK
 from fedadc.federation.local import Order
+from fedadc.federation.rounds import train
 from fedadc.methods import METHODS, PAIRS
+from fedadc.plan import prepare
 from fedadc.runner import run
 
 CONFIG: dict[str, Any] = {
@@ -62,6 +65,28 @@ def test_so_it_is_with_other_data_and_models(changes: dict[str, Any], tmp_path: 
     if "data.augment" in changes:
         config["data"] = {**CONFIG["data"], "augment": changes["data.augment"]}
     assert files(config, tmp_path / "0", workers=0) == files(config, tmp_path / "3", workers=3)
+
+
+@pytest.mark.parametrize("method", ["fedadc", "feddyn", "local_only"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluating_while_the_next_round_trains_changes_nothing(method: str, workers: int, tmp_path: Path) -> None:
+    config = {**CONFIG, "method": method, "evaluate": {"every": 2}}  # and the last
+    overlapping = {**config, "evaluate": {"every": 2, "overlap": True}}
+    assert files(overlapping, tmp_path / "overlap", workers) == files(config, tmp_path / "plain", 0)
+
+
+def test_workers_with_nothing_to_train_evaluate() -> None:
+    """One client and three workers: two of them measure the last round's model, unasked."""
+    tree = {"rounds": 1, "data": {"name": "digits", "clients": 4}, "model": "mlp", "cohort": {"size": 1}}
+    config = load_config({**tree, "local": {"steps": 300}, "evaluate": {"batch_size": 20}})
+    federation = prepare(config, workers=3).federation
+    engine: Any = federation.engine
+    tallies = engine.measure(federation.start().theta, federation.examiner.cuts())
+    round = next(train(federation, 1, federation.start()))
+    waiting = len(engine._uncounted)
+    counted = len(list(tallies))
+    engine.close()
+    assert round.round == 1 and counted == 18 and waiting < counted - 2
 
 
 def shares(steps: list[int], workers: int) -> list[int]:
