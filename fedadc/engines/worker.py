@@ -121,19 +121,16 @@ MEASURED = "measured"
 def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
     """The whole life of a worker: it ends with its parent, whose end of the pipe is then closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    sys.path[:0] = desk.folders
-    place, examiner = pickle.loads(desk.pickled)
-    place, examiner = with_data(place, examiner, desk.data)
-    model, inputs = place.model.on(device), replace(place.inputs, device=device)
-    place, examiner = replace(place, model=model, inputs=inputs), replace(examiner, model=model, inputs=inputs)
-    work = _Work(place, examiner, desk, desk.published.views())
+    try:
+        work = _sit_down(desk, device)
+    except Exception:
+        pipe.send(Failed("the start of a worker", None, traceback.format_exc()))
+        return
     with exact():
         while True:
             try:
                 task: Any = pipe.recv()
             except EOFError:
-                return
-            if task is None:
                 return
             try:
                 answer: Any = work.train(task) if isinstance(task, TrainingTask) else work.measure(task)
@@ -141,6 +138,15 @@ def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
                 message = str(error) if isinstance(error, FedadcError) else None
                 answer = Failed(work.doing, message, traceback.format_exc())
             pipe.send(answer)
+
+
+def _sit_down(desk: Desk, device: torch.device) -> _Work:
+    sys.path[:0] = desk.folders
+    place, examiner = pickle.loads(desk.pickled)
+    place, examiner = with_data(place, examiner, desk.data)
+    model, inputs = place.model.on(device), replace(place.inputs, device=device)
+    place, examiner = replace(place, model=model, inputs=inputs), replace(examiner, model=model, inputs=inputs)
+    return _Work(place, examiner, desk, desk.published.views())
 
 
 def with_data(place: Workplace, examiner: Examiner, shared: SharedTensors) -> tuple[Workplace, Examiner]:

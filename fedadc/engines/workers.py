@@ -6,6 +6,7 @@ same order; at most 2 × workers + 2 uploads are in memory. Which worker ran a c
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import torch
 from fedadc.data.dataset import Clients, Samples
 from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
 from fedadc.engines.worker import MEASURED, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
-from fedadc.errors import FedadcError, require
+from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Cut, Examiner, Tally
 from fedadc.exact import device_of
 from fedadc.federation.aggregate import BLOCK, Part
@@ -44,6 +45,10 @@ class Workers:
     """An engine of so many processes, spawned when they are first needed."""
 
     def __init__(self, place: Workplace, examiner: Examiner, count: int, downlink: State) -> None:
+        require(
+            not getattr(multiprocessing.current_process(), "_inheriting", False),
+            'a script that uses workers must do so under `if __name__ == "__main__":`.',
+        )
         get_ready()  # they import while the data is copied
         self.count = count
         method, theta = place.method, place.model.theta.cpu()
@@ -135,10 +140,7 @@ class Workers:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
                 worker.process.join(5)
-                raise FedadcError(
-                    f"a worker process ended by itself (exit code {worker.process.exitcode}); was it killed, or is "
-                    "memory short? Fewer --workers need less."
-                ) from None
+                raise FedadcError(_why_it_ended(worker.process.exitcode)) from None
             if isinstance(answer, Failed):
                 raise _error_of(answer)
             self._heard[worker.tasks.pop(0)] = answer
@@ -176,7 +178,13 @@ class Workers:
         start, model = context(), self.place.model
         place = replace(self.place, train=_none(self.place.train), clients=Clients(np.zeros(0, int), np.zeros(1, int)))
         splits = {name: _none(samples) for name, samples in self.examiner.splits.items()}
-        pickled = pickle.dumps((place, replace(self.examiner, splits=splits)))
+        try:
+            pickled = pickle.dumps((place, replace(self.examiner, splits=splits)))
+        except Exception as error:
+            raise FedadcError(
+                f"workers need a model, a method and an objective that can be sent to another process ({one_line(error)}): "
+                "define them in a file, without lambdas; workers=0 does without."
+            ) from error
         desk = Desk(user_folders(), pickled, self._data, self._published, self._slots, self._slot_size)
         for number in range(self.count):
             ours, theirs = start.Pipe()
@@ -198,6 +206,18 @@ class Workers:
             worker.process.terminate()
         for worker in workers:
             worker.process.join()
+
+
+def _why_it_ended(code: int | None) -> str:
+    if code == 1:  # an exception before its first task: Python runs the main script again to find its classes
+        return (
+            "a worker process could not start; what it printed stands above. A script that uses workers must do so "
+            'under `if __name__ == "__main__":`, and not come from standard input; with workers=0 any script works.'
+        )
+    return (
+        f"a worker process ended by itself (exit code {code}); was it killed, or is memory short? "
+        "Fewer workers need less."
+    )
 
 
 def _error_of(answer: Failed) -> Exception:

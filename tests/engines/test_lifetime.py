@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from conftest import small_federation
+from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.methods import FedAvg
 from fedadc.models import MLP
@@ -96,6 +97,13 @@ def test_workers_do_not_outlive_a_killed_parent(long_run: tuple[subprocess.Popen
     eventually(lambda: not alive(family), 10)
 
 
+def test_what_cannot_be_sent_to_a_worker_is_refused() -> None:
+    model = MLP((5,), 4, [6])
+    model.activation = lambda x: x  # type: ignore[assignment]
+    with pytest.raises(FedadcError, match=r"can be sent to another process \(.*lambda.*workers=0 does without"):
+        next(Federation(model=model, data=small_federation(), workers=1).rounds(1))
+
+
 class Dawdling(FedAvg):
     """Clients finish in another order than they are handed out."""
 
@@ -121,3 +129,50 @@ def test_spawned_workers_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
     alone = theta_of(FedAvg(), 0)
     monkeypatch.setattr("fedadc.engines.workers.context", lambda: multiprocessing.get_context("spawn"))
     assert torch.equal(theta_of(FedAvg(), 2), alone)
+
+
+SCRIPT = """
+from dataclasses import dataclass
+import torch, fedadc
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(fedadc.FedAvg):
+    def step(self, theta, grad, local):
+        return theta - local.lr * grad(theta).sign()
+
+def main():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    data = fedadc.from_clients([(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(6)])
+    federation = fedadc.Federation(model=net, data=data, method=Mine(), workers=2)
+    for result in federation.rounds(2):
+        print("round", result.round)
+    federation.close()
+
+"""
+
+
+def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(text)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+
+
+def test_a_class_of_the_script_itself_works_in_workers(tmp_path: Path) -> None:
+    done = run_script(SCRIPT + 'if __name__ == "__main__":\n    main()\n', tmp_path)
+    assert (done.returncode, done.stdout) == (0, "round 1\nround 2\n"), done.stderr
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    done = run_script(SCRIPT + "main()\n", tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert "could not start" in last and 'must do so under `if __name__ == "__main__":`' in last
+
+
+def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
+    """As in a notebook, whose classes no other process can import."""
+    hidden = (
+        SCRIPT + 'if __name__ == "__main__":\n    import sys\n    del sys.modules["__main__"].__file__\n    main()\n'
+    )
+    done = run_script(hidden, tmp_path)
+    assert done.returncode == 1 and "Can't get attribute 'Mine'" in done.stderr
