@@ -182,8 +182,8 @@ class Workers:
             pickled = pickle.dumps((place, replace(self.examiner, splits=splits)))
         except Exception as error:
             raise FedadcError(
-                f"workers need a model, a method and an objective that can be sent to another process ({one_line(error)}): "
-                "define them in a file, without lambdas; workers=0 does without."
+                "workers need a model, a method and an objective that can be sent to another process "
+                f"({one_line(error)}): define them in a file, without lambdas; workers=0 does without."
             ) from error
         desk = Desk(user_folders(), pickled, self._data, self._published, self._slots, self._slot_size)
         for number in range(self.count):

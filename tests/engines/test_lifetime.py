@@ -171,8 +171,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
     """As in a notebook, whose classes no other process can import."""
-    hidden = (
-        SCRIPT + 'if __name__ == "__main__":\n    import sys\n    del sys.modules["__main__"].__file__\n    main()\n'
-    )
+    nameless = "import sys\ndel sys.modules['__main__'].__file__\n"
+    hidden = nameless + SCRIPT + 'if __name__ == "__main__":\n    main()\n'
     done = run_script(hidden, tmp_path)
     assert done.returncode == 1 and "Can't get attribute 'Mine'" in done.stderr
