@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-data lint wheel golden clean
+.PHONY: setup demo test test-slow test-data lint wheel golden bench bench-peers bench-curves clean
 
 setup: $(READY)
 
@@ -26,8 +26,8 @@ test-data: $(READY)          # needs FEDADC_DATA with CIFAR-10, CIFAR-100
 	$(BIN)/python -m pytest -m realdata
 
 lint: $(READY)
-	$(BIN)/ruff check fedadc tests
-	$(BIN)/ruff format --check fedadc tests
+	$(BIN)/ruff check fedadc tests benchmarks
+	$(BIN)/ruff format --check fedadc tests benchmarks
 	$(BIN)/mypy
 
 wheel: $(READY)
@@ -35,6 +35,16 @@ wheel: $(READY)
 
 golden: $(READY)             # rewrites tests/golden.json: look at the difference before you commit it
 	$(BIN)/python tests/make_golden.py
+
+bench: $(READY)              # half an hour: ours, a plain loop, the bare limit; wants a quiet machine
+	$(BIN)/python benchmarks/run.py
+
+bench-peers: $(READY)        # also pfl-research, Flower and fluke, in environments of their own
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/run.py --peers
+
+bench-curves: $(READY)       # how cost grows with clients, cohort, parameters and workers
+	$(BIN)/python benchmarks/curves.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

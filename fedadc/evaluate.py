@@ -18,6 +18,7 @@ from fedadc.federation.rounds import Metrics as Metrics
 from fedadc.federation.rounds import Round, RunState
 from fedadc.methods.base import Method, Vector, state_of, vector_like
 from fedadc.models.flat import FlatModel
+from fedadc.rng import torch_seeded
 
 EXTRA_METRICS = ("top5", "macro_f1", "per_class")
 
@@ -78,7 +79,8 @@ class Examiner:
 
     def tally(self, theta: Tensor, cut: Cut) -> Tally:
         x, y = self.inputs.gather(self.splits[cut.split], np.arange(cut.start, cut.stop))
-        logits = self.model.predict(theta, x)
+        with torch_seeded(0, "evaluation", client=cut.start):  # of a model that is random even now
+            logits = self.model.predict(theta, x)
         loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
         pairs = (y * self.classes + logits.argmax(dim=1)).cpu().numpy()
         confusion = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)

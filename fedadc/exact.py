@@ -20,20 +20,26 @@ def exact() -> Iterator[None]:
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     memory: Any = torch.utils.deterministic  # a module with a property, which type checkers do not see
     filled = memory.fill_uninitialized_memory
+    precision = torch.get_float32_matmul_precision()
+    mkldnn: Any = torch.backends.mkldnn
+    enabled = mkldnn.set_flags(True, _fp32_precision=None)[0]
     torch.set_num_threads(1)  # two threads change the order of additions
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import a compiler, for a second
     memory.fill_uninitialized_memory = False  # a safety net for kernels, at the price of a pass
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
+        mkldnn.set_flags(enabled, _fp32_precision=None)
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(deterministic)
         memory.fill_uninitialized_memory = filled
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32[0], tf32[1]
         torch.backends.cudnn.benchmark = tf32[2]
+        torch.set_float32_matmul_precision(precision)
 
 
 def resolve_workers(workers: int | str, device: str, per_gpu: int = 1, gpus: int | None = None) -> int:

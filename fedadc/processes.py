@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
+from pathlib import Path
 
 PRELOADED = ["fedadc.cli", "fedadc.engines.worker"]
 
 # glibc gives large blocks back to the system as soon as they are free, so every step's activations begin with page
-# faults: a seventh of a CNN's time. A worker does the same over and over, so it keeps what it has once had.
+# faults: a seventh of a CNN's time. A worker does the same over and over, so it keeps what it has once had until it is
+# idle. Its peak is no higher for that.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
@@ -32,9 +35,10 @@ def context() -> BaseContext:
 def get_ready() -> None:
     """Let the server of worker processes start; it imports torch while this process does the same."""
     if context().get_start_method() == "forkserver":
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, resource_tracker
 
-        with keeping_memory():
+        resource_tracker.ensure_running()  # which would let interrupts through again, if it came after
+        with keeping_memory(), _interrupts_held_back():
             forkserver.ensure_running()
 
 
@@ -50,6 +54,21 @@ def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
             del os.environ[name]
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A process that is started meanwhile never hears Ctrl-C: its parent does, and ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """That this process may use: by its affinity, and by the quota of its container."""
+    many = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(many, round(int(allowed) / int(period))))
+    except (OSError, ValueError):  # no container, or "max"
+        return many

@@ -81,7 +81,7 @@ ALLOWED = {  # room -> the rooms it may import, beside itself
     "data": {"errors", "rng"},
     "methods": {"errors", "rng", "objectives"},
     "engines": {"errors", "exact", "processes", "schema", "data", "methods", "evaluate", "federation"},
-    "evaluate": {"errors", "exact", "data", "models", "methods", "federation"},
+    "evaluate": {"errors", "exact", "rng", "data", "models", "methods", "federation"},
     "federation": {"errors", "rng", "exact", "data", "models", "methods", "objectives", "engines", "evaluate"},
 }
 

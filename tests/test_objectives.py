@@ -607,4 +607,11 @@ def test_another_loss_does_not_inherit_a_closed_form() -> None:
     class Renamed(CrossEntropy):
         """The same loss."""
 
-    assert Doubled().derivative is None and Renamed().derivative is not None
+    class Mixin:
+        def __call__(self, model: Any, batch: Any, local: Any) -> Tensor:
+            return 3 * CrossEntropy()(model, batch, local)
+
+    class Mixed(Mixin, CrossEntropy):  # type: ignore[misc]
+        """A plain class in front."""
+
+    assert Doubled().derivative is None and Mixed().derivative is None and Renamed().derivative is not None

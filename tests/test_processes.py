@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,13 @@ def test_auto_is_a_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for many, workers in ((1, 0), (2, 2), (7, 7)):  # alone on one core, a worker would only be in the way
         monkeypatch.setattr("fedadc.exact.cores", lambda many=many: many)
         assert resolve_workers("auto", "cpu") == workers
+
+
+@pytest.mark.parametrize(("quota", "many"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+def test_a_containers_quota_counts(quota: str, many: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    (tmp_path / "cpu.max").write_text(quota)
+    assert cores(tmp_path / "cpu.max") == many and cores(tmp_path / "none") == 8
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 from collections.abc import Mapping
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -44,8 +45,9 @@ class SharedBytes:
         return _opened, (len(self.bytes), DupFd(self._file))
 
     def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        file = getattr(self, "_file", None)  # there is none if the system refused one
+        if file is not None:
+            os.close(file)
 
     def views(self, layout: Layout) -> dict[str, Tensor]:
         """Tensors that lie in the block. The same layouts come again and again: their views are made once."""
@@ -88,3 +90,33 @@ class SharedTensors:
 
     def views(self) -> dict[str, Tensor]:
         return self.block.views(self.layout)
+
+
+Parcel = Layout | bytes  # where tensors lie in a slot or, if they do not fit, the tensors themselves
+
+
+class Slots:
+    """A block in equal parts, each for the tensors of one task, there and back."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.size, self.block = size, SharedBytes(count * size)
+
+    def put(self, slot: int, *states: Mapping[str, Tensor]) -> list[Parcel]:
+        place, end = slot * self.size, (slot + 1) * self.size
+        parcels: list[Parcel] = []
+        for state in states:
+            layout, after = layout_of(state, place)
+            if after <= end:
+                self.block.put(state, layout)
+                parcels.append(layout)
+                place = after
+            else:
+                parcels.append(pickle.dumps({name: v.detach().cpu().clone() for name, v in state.items()}))
+        return parcels
+
+    def get(self, parcel: Parcel) -> dict[str, Tensor]:
+        """Views of the slot where they lie in one."""
+        if isinstance(parcel, bytes):
+            state: dict[str, Tensor] = pickle.loads(parcel)  # by our own process, through a pipe that is ours alone
+            return state
+        return self.block.views(parcel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import pickle
 import signal
 import sys
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Clients, Samples
-from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
+from fedadc.engines.shared import Parcel, SharedTensors, Slots
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Cut, Examiner, Tally
 from fedadc.exact import exact
@@ -26,11 +28,12 @@ from fedadc.methods.base import State
 class TrainingTask(NamedTuple):
     """One client, or a whole block of clients without states, whose uploads are added up where they arise."""
 
+    version: int  # of the broadcast, which lies in shared memory
     round: int
     lr: float
     orders: tuple[tuple[int, int, float], ...]  # client, steps, weight
-    slot: int  # where the sum is expected, and the client's new state
-    state: Layout | None  # of the client, in the slot
+    slot: int  # where the sum is expected, and the clients' new states
+    state: Parcel | None  # of a single client
 
 
 class MeasuringTask(NamedTuple):
@@ -39,13 +42,12 @@ class MeasuringTask(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What the clients of a task report beside tensors, and where these lie in the slot."""
+    """What the clients of a task report."""
 
     slot: int
-    sum: Layout
-    state: Layout
+    sum: Parcel
+    states: list[Parcel]  # of each client
     facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight of each
-    loose: tuple[State, State] | None = None  # sum and state where they do not fit in a slot
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Failed:
     trace: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Desk:
     """What a worker is given once, when it is spawned."""
 
@@ -63,8 +65,7 @@ class Desk:
     pickled: bytes  # (Workplace, Examiner) without their data
     data: SharedTensors
     published: SharedTensors  # theta and the downlink vectors of the round; the model that is measured
-    slots: SharedBytes
-    slot_size: int
+    slots: Slots
 
 
 @dataclass
@@ -74,36 +75,30 @@ class _Work:
     desk: Desk
     views: dict[str, Tensor]  # of what is published
     doing: str = ""  # for the message if it fails
-    round: int = -1
+    received: int = -1  # version of the broadcast
     broadcast: Broadcast = field(init=False)
     version: int = -1
     measured: Tensor = field(init=False)
 
     def train(self, task: TrainingTask) -> Trained:
-        if task.round != self.round:  # a copy of its own, once a round
-            received = {n: self._here(v) for n, v in self.views.items() if n != MEASURED}
-            self.broadcast = Broadcast(task.round, task.lr, received.pop("theta"), received)
-            self.round = task.round
-        slots, tracked = self.desk.slots, self.place.method.tracked
-        states = {}
+        if task.version != self.received:  # a copy of its own, once a round
+            vectors = {n: self._here(v) for n, v in self.views.items() if n != MEASURED}
+            self.broadcast = Broadcast(task.round, task.lr, vectors.pop("theta"), vectors)
+            self.received = task.version
+        own = {}
         if task.state is not None:
-            states[task.orders[0][0]] = {name: view.clone() for name, view in slots.views(task.state).items()}
+            own[task.orders[0][0]] = {name: v.clone() for name, v in self.desk.slots.get(task.state).items()}
         total: State = {}
-        facts = []
+        states, facts = [], []
         for client, steps, weight in task.orders:
             self.doing = f"round {task.round}, client {client}"
-            report = local_update(self.place, self.broadcast, Order(client, steps, states, weight))
-            upload = weighted(report.upload, weight, tracked)
+            report = local_update(self.place, self.broadcast, Order(client, steps, own, weight))
+            upload = weighted(report.upload, weight, self.place.method.tracked)
             total = upload if len(task.orders) == 1 else added(total, upload)
+            states.append(report.state)
             facts.append((client, report.loss, report.bytes_up, report.steps, report.weight))
-        layout, middle = layout_of(total, task.slot * self.desk.slot_size)
-        kept, end = layout_of(report.state, middle)
-        if end > (task.slot + 1) * self.desk.slot_size:
-            loose = tuple({n: v.cpu() for n, v in s.items()} for s in (total, report.state))
-            return Trained(task.slot, (), (), facts, loose)  # type: ignore[arg-type]
-        slots.put(total, layout)
-        slots.put(report.state, kept)
-        return Trained(task.slot, layout, kept, facts)
+        where, *kept = self.desk.slots.put(task.slot, total, *states)
+        return Trained(task.slot, where, kept, facts)
 
     def measure(self, task: MeasuringTask) -> Tally:
         self.doing = f"the evaluation on {task.cut.split} data"
@@ -116,11 +111,13 @@ class _Work:
 
 
 MEASURED = "measured"
+IDLE = 0.01  # seconds
 
 
 def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
     """The whole life of a worker: it ends with its parent, whose end of the pipe is then closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    gc.freeze()  # a collection would touch, and so copy, all that was forked
     try:
         work = _sit_down(desk, device)
     except Exception:
@@ -128,6 +125,8 @@ def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
         return
     with exact():
         while True:
+            if not pipe.poll(IDLE):
+                _give_memory_back()
             try:
                 task: Any = pipe.recv()
             except EOFError:
@@ -140,9 +139,17 @@ def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
             pipe.send(answer)
 
 
+def _give_memory_back() -> None:
+    """Of an idle worker, which otherwise keeps it (`processes.KEEP_MEMORY`); where the C library is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def _sit_down(desk: Desk, device: torch.device) -> _Work:
     sys.path[:0] = desk.folders
     place, examiner = pickle.loads(desk.pickled)
+    desk.pickled = b""  # it may be large
     place, examiner = with_data(place, examiner, desk.data)
     model, inputs = place.model.on(device), replace(place.inputs, device=device)
     place, examiner = replace(place, model=model, inputs=inputs), replace(examiner, model=model, inputs=inputs)

@@ -10,17 +10,17 @@ import multiprocessing
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from fedadc.data.dataset import Clients, Samples
-from fedadc.engines.shared import Layout, SharedBytes, SharedTensors, layout_of
+from fedadc.engines.shared import SharedTensors, Slots, layout_of
 from fedadc.engines.worker import MEASURED, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Cut, Examiner, Tally
@@ -28,7 +28,7 @@ from fedadc.exact import device_of
 from fedadc.federation.aggregate import BLOCK, Part
 from fedadc.federation.local import Broadcast, Order, Report, Workplace
 from fedadc.methods.base import State, Vector
-from fedadc.processes import context, get_ready, keeping_memory
+from fedadc.processes import context, get_ready
 from fedadc.schema import user_folders
 
 AHEAD = 2  # tasks that a worker has at a time, so that it never waits for the next
@@ -45,18 +45,14 @@ class Workers:
     """An engine of so many processes, spawned when they are first needed."""
 
     def __init__(self, place: Workplace, examiner: Examiner, count: int, downlink: State) -> None:
-        require(
-            not getattr(multiprocessing.current_process(), "_inheriting", False),
-            'a script that uses workers must do so under `if __name__ == "__main__":`.',
-        )
+        _require_a_process_that_may_start_others()
         get_ready()  # they import while the data is copied
         self.count = count
         method, theta = place.method, place.model.theta.cpu()
         kept = {**method.client_state(theta), **method.objective.client_state(theta)}
         uploads = {f"upload {n}": theta for n in range(1 + len(method.tracked))}
         self._stateful = bool(kept)
-        self._slot_size = layout_of({**uploads, **kept})[1]
-        self._slots = SharedBytes((2 * count + 2) * self._slot_size)
+        self._slots = Slots(2 * count + 2, layout_of({**uploads, **kept})[1])
         self._published = SharedTensors({MEASURED: theta, "theta": theta, **downlink})
         self._data = _shared(place, examiner)
         self.place, self.examiner = with_data(place, examiner, self._data)
@@ -65,26 +61,32 @@ class Workers:
         self._heard: dict[int, Any] = {}  # answers whose turn has not come
         self._uncounted: deque[MeasuringTask] = deque()  # of the present evaluation
         self._counting: deque[int] = deque()
-        self._version = 0  # of the model that is evaluated
+        self._version = 0  # of what is published
+        self._training = False
 
     def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
+        require(not self._training, "a federation with workers trains one round at a time.")
+        self._training = True
         self._publish({"theta": broadcast.theta, **broadcast.server})
-        free = list(range(2 * self.count + 2))
+        version, free = self._version, list(range(2 * self.count + 2))
 
         def task_of(share: Sequence[Order]) -> TrainingTask:
             slot, state = free.pop(), share[0].state
-            layout = None if state is None else self._put(state, slot)
+            parcel = None if state is None else self._slots.put(slot, state)[0]
             told = tuple((order.client, order.steps, order.weight) for order in share)
-            return TrainingTask(broadcast.round, broadcast.lr, told, slot, layout)
+            return TrainingTask(version, broadcast.round, broadcast.lr, told, slot, parcel)
 
-        shares = ([order] for order in orders) if self._stateful else _shares(orders, self.count)
-        for answer in self._trained(map(task_of, shares), lambda: bool(free)):
-            yield self._part(answer)
-            free.append(answer.slot)
+        stateful = self._stateful or any(order.states for order in orders)
+        shares = ([order] for order in orders) if stateful else _shares(orders, self.count)
+        try:
+            for answer in self._trained(map(task_of, shares), lambda: bool(free)):
+                yield self._part(answer)
+                free.append(answer.slot)
+        finally:
+            self._training = False
 
     def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
         """Workers that have nothing to train begin to count even before the tallies are asked for."""
-        self._version += 1
         self._publish({MEASURED: theta})
         self._uncounted = deque(MeasuringTask(self._version, cut) for cut in cuts)
         self._counting = deque()
@@ -128,7 +130,10 @@ class Workers:
     def _give(self, worker: _Worker, task: TrainingTask | MeasuringTask) -> int:
         """The number under which the answer will be heard."""
         self._given += 1
-        worker.pipe.send(task)
+        try:
+            worker.pipe.send(task)
+        except OSError:
+            self._take_leave(worker)
         worker.tasks.append(self._given)
         return self._given
 
@@ -137,13 +142,22 @@ class Workers:
         for ready in wait([w.pipe for w in self._workers]):
             worker = next(w for w in self._workers if w.pipe is ready)
             try:
-                answer = worker.pipe.recv()
+                self._note(worker, worker.pipe.recv())
             except (EOFError, OSError):
-                worker.process.join(5)
-                raise FedadcError(_why_it_ended(worker.process.exitcode)) from None
-            if isinstance(answer, Failed):
-                raise _error_of(answer)
-            self._heard[worker.tasks.pop(0)] = answer
+                self._take_leave(worker)
+
+    def _note(self, worker: _Worker, answer: Any) -> None:
+        if isinstance(answer, Failed):
+            raise _error_of(answer)
+        self._heard[worker.tasks.pop(0)] = answer
+
+    def _take_leave(self, worker: _Worker) -> NoReturn:
+        """Of a worker that is gone: by what it said last, if it said why."""
+        with suppress(EOFError, OSError):
+            while worker.pipe.poll():
+                self._note(worker, worker.pipe.recv())
+        worker.process.join(5)
+        raise FedadcError(_why_it_ended(worker.process.exitcode))
 
     @contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
@@ -154,24 +168,20 @@ class Workers:
             raise
 
     def _part(self, answer: Trained) -> Part:
-        total, state = answer.loose or (self._taken(answer.sum), self._taken(answer.state))
-        own = {name: vector.clone() for name, vector in state.items()}  # it outlives the slot
-        return Part(total, [Report(client, {}, own, *facts) for client, *facts in answer.facts])
-
-    def _taken(self, layout: Layout) -> State:
         device = self.place.model.device
-        return {name: view.to(device) for name, view in self._slots.views(layout).items()}
-
-    def _put(self, state: State, slot: int) -> Layout:
-        layout, end = layout_of(state, slot * self._slot_size)
-        require(end <= (slot + 1) * self._slot_size, "a client's state has outgrown what its method began with.")
-        self._slots.put(state, layout)
-        return layout
+        total = {name: vector.to(device) for name, vector in self._slots.get(answer.sum).items()}
+        reports = []
+        for parcel, (client, *facts) in zip(answer.states, answer.facts, strict=True):
+            own = {name: v.to(device, copy=True) for name, v in self._slots.get(parcel).items()}  # it outlives the slot
+            reports.append(Report(client, {}, own, *facts))
+        return Part(total, reports)
 
     def _publish(self, vectors: State) -> None:
+        self._version += 1
         views = self._published.views()
         for name, vector in vectors.items():
-            require(views[name].shape == vector.shape, f"the server's {name} must keep its shape to be sent.")
+            alike = views[name].shape == vector.shape and views[name].dtype == vector.dtype
+            require(alike, f"the server's {name} must keep its shape and type to be sent to workers.")
             views[name].copy_(vector)
 
     def _spawn(self) -> None:
@@ -185,15 +195,16 @@ class Workers:
                 "workers need a model, a method and an objective that can be sent to another process "
                 f"({one_line(error)}): define them in a file, without lambdas; workers=0 does without."
             ) from error
-        desk = Desk(user_folders(), pickled, self._data, self._published, self._slots, self._slot_size)
+        desk = Desk(user_folders(), pickled, self._data, self._published, self._slots)
         for number in range(self.count):
-            ours, theirs = start.Pipe()
-            device = device_of(number, model.device)
-            process = start.Process(  # type: ignore[attr-defined]
-                target=serve, args=(theirs, desk, device), name=f"fedadc-worker-{number}", daemon=True
-            )
-            with keeping_memory():
+            try:
+                ours, theirs = start.Pipe()
+                process = start.Process(  # type: ignore[attr-defined]
+                    target=serve, args=(theirs, desk, device_of(number, model.device)), daemon=True
+                )
                 process.start()
+            except OSError as error:
+                raise FedadcError(f"worker {number + 1} of {self.count} cannot be started ({error}).") from error
             theirs.close()
             self._workers.append(_Worker(process, ours))
 
@@ -206,6 +217,15 @@ class Workers:
             worker.process.terminate()
         for worker in workers:
             worker.process.join()
+
+
+def _require_a_process_that_may_start_others() -> None:
+    this = multiprocessing.current_process()
+    require(
+        not getattr(this, "_inheriting", False),
+        'a script that uses workers must do so under `if __name__ == "__main__":`.',
+    )
+    require(not this.daemon, "a daemonic process, such as a Pool's, may not start workers; give it workers=0.")
 
 
 def _why_it_ended(code: int | None) -> str:
@@ -222,7 +242,9 @@ def _why_it_ended(code: int | None) -> str:
 
 def _error_of(answer: Failed) -> Exception:
     if answer.message is not None:
-        return FedadcError(answer.message)
+        error = FedadcError(answer.message)
+        error.add_note(f"in {answer.where}, in a worker process:\n{answer.trace}")
+        return error
     return RuntimeError(f"{answer.where} failed in a worker process:\n{answer.trace}")
 
 

@@ -187,6 +187,7 @@ class Federation:
         """Start from given weights instead of the module's own."""
         self.model.load_state_dict(state, source)
         self._theta = self.model.theta.clone()
+        self.engine.close()  # workers have the module as it was
 
     def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
         """The model of a state by which its run is judged, for `load_state_dict` of your own module."""

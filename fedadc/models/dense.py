@@ -83,8 +83,16 @@ def dense_layers(module: nn.Module) -> list[Layer]:
             layers.append(Layer(step, relu=type(following) is nn.ReLU))
         elif type(step) is not nn.ReLU or not layers:
             return []
-    ours = {id(p) for layer in layers for p in layer.linear.parameters() if p.requires_grad}
-    tied = len({id(layer.linear) for layer in layers}) < len(layers)
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
-    others = any(id(p) not in ours for p in module.parameters())
-    return [] if tied or hooked or others else layers
+    ours = [p for layer in layers for p in layer.linear.parameters() if p.requires_grad]
+    once = len({id(p) for p in ours}) == len(ours)  # tied weights have gradients from several places
+    complete = {id(p) for p in ours} == {id(p) for p in module.parameters()}
+    return layers if once and complete and not any(map(_meddled_with, module.modules())) else []
+
+
+def _meddled_with(module: nn.Module) -> bool:
+    """Whether calling a module is more than its class's forward: hooks, a replaced forward, a __call__ of its own."""
+    hooks: Any = (
+        *(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks),
+        *(p._backward_hooks or () for p in module.parameters(recurse=False)),
+    )
+    return any(hooks) or "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__

@@ -7,6 +7,7 @@ copy. Frozen parameters stay out of the vector; tied weights have one slot; the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -51,7 +52,8 @@ class FlatModel:
             start = view.stop
         layers = dense_layers(self.module)
         self._dense = Dense(layers, places, self.theta, self.gradient) if layers else None
-        self._calls: list[tuple[Values, Tensor]] = []  # of a dense model in the present loss: values and logits
+        self._recording = False  # whether a loss is being worked on
+        self._calls: list[tuple[Values, Tensor]] = []  # of a dense model in it: values and logits
         self._head_size = sum(p.numel() for _, p in named if id(p) in head)
 
     @property
@@ -63,21 +65,23 @@ class FlatModel:
         return self.theta.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits at the present theta, in training mode, with gradients."""
-        if self._dense is None or x.requires_grad:
-            logits: Tensor = self.module(x)
-            return logits
-        values = self._dense.forward(x)
-        if not torch.is_grad_enabled():
-            return values[-1]
+        """Logits at the present theta, in training mode, with gradients.
+
+        While `gradient_of` works on a loss, those of a dense model have no graph behind them; `model.module(x)` has.
+        """
+        by_hand = self._dense is not None and self._recording and torch.is_grad_enabled()
+        if not by_hand or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+            output: Tensor = self.module(x)
+            return output
+        assert self._dense is not None
+        values = self._dense.forward(x.clone())  # which the loss may overwrite
         logits = values[-1].detach().requires_grad_()  # the graph of a loss begins here
         self._calls.append((values, logits))
         return logits.clone()  # which a loss may overwrite
 
     def gradient_of(self, loss: Callable[[], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of a loss at theta, and the loss. The gradient is overwritten by the next call."""
-        with self._at(theta):
-            self._calls.clear()
+        with self._at(theta), self._record():
             value = loss()
             require(
                 isinstance(value, Tensor) and value.ndim == 0 and value.requires_grad,
@@ -95,11 +99,28 @@ class FlatModel:
                 loss, d = derivative(values[-1])
                 self._dense.backward(values, d)
             else:
-                logits = self(x)
-                loss, d = derivative(logits.detach())
-                logits.backward(d)  # type: ignore[no-untyped-call]
-                self._collect()
+                with self._record():
+                    logits = self(x)
+                    loss, d = derivative(logits.detach())
+                    logits.backward(d)  # type: ignore[no-untyped-call]
+                    self._collect()
         return self.gradient, loss
+
+    @contextmanager
+    def _record(self) -> Iterator[None]:
+        """Gradients from here on are this loss's; nothing stays behind, whatever happens."""
+        self._forget()
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
+            self._forget()
+
+    def _forget(self) -> None:
+        self._calls.clear()
+        for p in self._gradients:
+            p.grad = None
 
     def _collect(self) -> None:
         """Put the gradients together: a dense model's in closed form, and what autograd left at the parameters."""
@@ -109,10 +130,8 @@ class FlatModel:
         for p, gradient in self._gradients.items():
             if p.grad is not None:
                 gradient.add_(p.grad) if heard else gradient.copy_(p.grad)
-                p.grad = None
             elif not heard:
                 gradient.zero_()
-        self._calls.clear()
 
     def embed(self, x: Tensor) -> Tensor:
         """Features at the present theta, in training mode, with gradients; `head` makes logits of them."""
@@ -126,7 +145,8 @@ class FlatModel:
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits of a frozen model: theta's, in evaluation mode, without gradients."""
         if self._dense is not None:
-            return self._dense.forward(x, theta)[-1]
+            with torch.no_grad():
+                return self._dense.forward(x, theta)[-1]
         with self._frozen(theta):
             return self(x).clone()  # a module may return a view of a parameter
 
@@ -172,7 +192,8 @@ class FlatModel:
         return self if self.device == device else FlatModel(self.module, device)
 
     def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device]]:
-        return FlatModel, (self.module, self.device)  # a copy has views of its own
+        """Each parameter by itself: pickled as a view, it would take the whole vector along."""
+        return FlatModel, (copy.deepcopy(self.module).cpu(), self.device)
 
     def part(self, name: str) -> slice:
         """The slice of theta that holds a part of the model: "head" (the classifier) or "embed" (all before it)."""

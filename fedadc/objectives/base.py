@@ -54,8 +54,12 @@ class Objective:
     derivative: ClassVar[Callable[..., tuple[Tensor, Tensor]] | None] = None
 
     def __init_subclass__(cls) -> None:
-        if "__call__" in vars(cls) and "derivative" not in vars(cls):
-            cls.derivative = None  # another loss: its parent's closed form is not its own
+        for ancestor in cls.__mro__:
+            if "derivative" in vars(ancestor):
+                return
+            if "__call__" in vars(ancestor):  # another loss: the closed form of those further up is not its own
+                cls.derivative = None
+                return
 
     # What it keeps at the client, beside the method's own state: created on first use, renewed after every round.
     def client_state(self, theta: Tensor) -> State:

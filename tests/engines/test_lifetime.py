@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,11 @@ import pytest
 import torch
 
 from conftest import small_federation
+from family import alive, descendants, eventually, linux
 from fedadc.errors import FedadcError
 from fedadc.federation.federation import Federation
 from fedadc.methods import FedAvg
 from fedadc.models import MLP
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who descends from whom")
-
-
-def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found |= {child} | descendants(child)
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    def state(pid: int) -> str:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return "gone"
-
-    return {pid for pid in pids if state(pid) not in ("gone", "Z")}
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def named_memory() -> set[str]:
@@ -86,6 +60,30 @@ def test_ctrl_c_ends_the_run_and_leaves_nobody(long_run: tuple[subprocess.Popen[
     assert (out / "model.safetensors").is_file()
     eventually(lambda: not alive(family), 5)
     assert named_memory() <= shared
+
+
+@linux
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2])
+def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> None:
+    """While torch is being imported here and in the server of the workers."""
+    config = tmp_path / "fedadc.yaml"
+    subprocess.run([sys.executable, "-m", "fedadc.cli", "init", str(config)], check=True, capture_output=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedadc.cli", "run", str(config), "rounds=100000", "--workers", "2"],
+        **{
+            "text": True,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "start_new_session": True,
+            "cwd": tmp_path,
+        },
+    )
+    time.sleep(seconds)
+    family = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    printed = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and "Traceback" not in printed, printed
+    eventually(lambda: not alive(family), 10)
 
 
 @linux

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
+import signal
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from conftest import small_federation
+from family import eventually, linux, workers_alive
 from fedadc.errors import FedadcError
+from fedadc.evaluate import Evaluation
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
+from fedadc.federation.local import Broadcast, LocalWork, Order
+from fedadc.federation.rounds import RunState
 from fedadc.methods import METHODS, FedAvg, Method
-from fedadc.models import MLP
+from fedadc.models import MLP, FlatModel
 from fedadc.objectives import GlobalDistillation, ModelContrast
 
 
@@ -62,24 +68,20 @@ class Vanishing(FedAvg):
         os._exit(9)
 
 
-def alive() -> list[int]:
-    return [int(p) for p in Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split()]
-
-
 @pytest.fixture
 def nobody_left() -> Iterator[None]:
-    before = set(alive())
+    before = workers_alive()
     yield
-    assert set(alive()) - before <= {p for p in alive() if "resource_tracker" in Path(f"/proc/{p}/cmdline").read_text()}
+    eventually(lambda: workers_alive() <= before, 5)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells who a process's children are")
+@linux
 @pytest.mark.usefixtures("nobody_left")
 @pytest.mark.parametrize(
     ("method", "kind", "words"),
     [
         (Failing(), RuntimeError, r"round 1, client 0 failed in a worker process:\n.*ZeroDivisionError"),
-        (Refusing(), FedadcError, r"^one clear sentence\.$"),
+        (Refusing(), FedadcError, r"^one clear sentence\.\nin round 1, client \d+, in a worker process:\n.*Traceback"),
         (Vanishing(), FedadcError, r"ended by itself \(exit code 9\)"),
     ],
     ids=["bug", "refusal", "death"],
@@ -89,14 +91,153 @@ def test_what_goes_wrong_in_a_worker_is_told(method: Method, kind: type[Exceptio
         list(federation(method, 2).rounds(2))
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells who a process's children are")
+@linux
 @pytest.mark.usefixtures("nobody_left")
 def test_a_stream_that_is_let_go_ends_its_workers() -> None:
     trained = federation(FedAvg(), 2)
     stream = trained.rounds(1000)
     next(stream)
-    assert len(alive()) >= 2
+    assert len(workers_alive()) == 2
     trained.close()
     first = next(trained.rounds(1)).state.theta  # and they come back
     trained.close()
     assert torch.equal(first, next(federation(FedAvg(), 0).rounds(1)).state.theta)
+
+
+@linux
+def test_a_worker_that_died_while_idle_is_told_of() -> None:
+    trained = federation(FedAvg(), 2)
+    stream = trained.rounds(3)
+    next(stream)
+    for worker in workers_alive():
+        os.kill(worker, signal.SIGKILL)
+    with pytest.raises(FedadcError, match=r"ended by itself \(exit code -9\)"):
+        next(stream)
+    assert not workers_alive()
+
+
+def thetas(trained: Federation, *starts: RunState) -> list[list[float]]:
+    """The first round from each start, then all of them side by side for another."""
+    streams = [trained.rounds(2, start=start) for start in starts]
+    found = [next(stream).state.theta.tolist() for stream in streams]
+    return found + [next(stream).state.theta.tolist() for stream in streams]
+
+
+def test_workers_train_from_what_is_published_now() -> None:
+    """Not from what they had in a round of the same number."""
+
+    def outcome(workers: int) -> list[list[float]]:
+        trained = federation(METHODS["fedadc"](), workers)
+        start = trained.start()
+        other = replace(start, theta=3 * start.theta, server={"m": start.theta})
+        found = thetas(trained, start, other)
+        trained.close()
+        return found
+
+    assert outcome(2) == outcome(0)
+
+
+def test_workers_have_the_weights_that_are_loaded_meanwhile() -> None:
+    """Also those that are not trained."""
+
+    def outcome(workers: int) -> list[float]:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4)).double()
+        module[0].requires_grad_(False)
+        trained = Federation(model=module, data=small_federation(), workers=workers)
+        next(trained.rounds(1))
+        trained.load_state_dict({k: 5 * v for k, v in module.state_dict().items()}, "a test")
+        theta: list[float] = next(trained.rounds(1)).state.theta.tolist()
+        trained.close()
+        return theta
+
+    assert outcome(2) == outcome(0)
+
+
+class Keeps(FedAvg):
+    """A user's method whose clients keep something although it never said so."""
+
+    def begin(self, local: Any) -> Any:
+        return local.client.get("mine", local.start)
+
+    def finish(self, theta: Any, local: Any) -> Any:
+        return super().finish(theta, local)[0], {"mine": theta.clone()}
+
+
+class Grows(FedAvg):
+    """A user's method whose clients keep more and more."""
+
+    def client_state(self, theta: Any) -> Any:
+        return {"log": theta[:1]}
+
+    def finish(self, theta: Any, local: Any) -> Any:
+        return super().finish(theta, local)[0], {"log": torch.cat([local.client["log"], theta, theta])}
+
+
+@pytest.mark.parametrize("method", [Keeps(), Grows()], ids=["unannounced", "growing"])
+def test_any_states_travel(method: Method) -> None:
+    def outcome(workers: int) -> tuple[list[float], dict[int, Any]]:
+        torch.manual_seed(0)
+        trained = Federation(
+            model=MLP((5,), 4, [6]).double(), data=small_federation(clients=20), method=method, workers=workers
+        )
+        last = list(trained.rounds(3))[-1].state
+        trained.close()
+        return last.theta.tolist(), {k: {n: v.tolist() for n, v in s.items()} for k, s in last.clients.items()}
+
+    assert outcome(1) == outcome(0)
+
+
+class Restless(MLP):
+    """Random even when it is evaluated, as a forgotten `training=self.training` makes it."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(torch.nn.functional.dropout(x, 0.5))
+
+
+def test_a_model_that_is_random_in_evaluation_is_so_everywhere_alike() -> None:
+    def outcome(workers: int) -> list[Any]:
+        torch.manual_seed(0)
+        evaluation = Evaluation(batch_size=6)
+        trained = Federation(
+            model=Restless((5,), 4, [6]).double(), data=small_federation(), evaluation=evaluation, workers=workers
+        )
+        metrics = [r.metrics for r in trained.rounds(2)]
+        trained.close()
+        return metrics
+
+    assert outcome(3) == outcome(0)
+
+
+def test_the_users_settings_of_torch_change_no_bit() -> None:
+    alone = outcome(FedAvg(), 0)
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+    try:
+        assert outcome(FedAvg(), 0) == alone
+        assert torch.get_float32_matmul_precision() == "medium" and not torch._C._get_mkldnn_enabled()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
+
+
+def test_two_rounds_at_once_are_refused() -> None:
+    trained = federation(FedAvg(), 1)
+    orders = [Order(k, 1) for k in range(4)]
+    broadcast = Broadcast(1, 0.1, trained.start().theta, {})
+    first = trained.engine.run(broadcast, orders)
+    next(first)
+    with pytest.raises(FedadcError, match="one round at a time"):
+        next(trained.engine.run(broadcast, orders))
+    trained.close()
+
+
+def test_a_daemonic_process_is_told_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(FedadcError, match="workers=0"):
+        federation(FedAvg(), 1)
+
+
+def test_a_model_travels_without_the_whole_vector_for_each_of_its_layers() -> None:
+    flat = FlatModel(MLP((50,), 10, [50] * 10))
+    assert len(pickle.dumps(flat)) < 1.5 * flat.theta.numel() * 4

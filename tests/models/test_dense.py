@@ -102,38 +102,99 @@ def tied() -> nn.Module:
     return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(5, 3))
 
 
+def tied_weights() -> nn.Module:
+    module = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    module[2].weight = module[0].weight
+    return module
+
+
+def patched() -> nn.Module:
+    module = CHAINS["sequential"]()
+    module[0].forward = lambda x: 2 * x.new_ones(len(x), 6)
+    return module
+
+
+def backward_hooked() -> nn.Module:
+    module = CHAINS["sequential"]()
+    module[2].register_full_backward_pre_hook(lambda m, g: (2 * g[0],))
+    return module
+
+
+def parameter_hooked() -> nn.Module:
+    module = CHAINS["sequential"]()
+    module[0].weight.register_hook(lambda g: 2 * g)
+    return module
+
+
+class Calling(nn.Sequential):
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * super().__call__(x)
+
+
 def parametrised() -> nn.Module:
     module = CHAINS["sequential"]()
     nn.utils.parametrizations.weight_norm(module[0])
     return module
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        Doubled((5,), 3, [6]),
-        hooked(),
-        tied(),
-        half_frozen(),
-        parametrised(),
-        nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)),
-        nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
-        nn.Sequential(nn.ReLU(), nn.Linear(5, 3)),
-        nn.Sequential(nn.Flatten(0), nn.Linear(5, 3)),
-        nn.Sequential(),
-    ],
-    ids=[
-        "own forward",
-        "hook",
-        "tied",
-        "frozen",
-        "parametrised",
-        "tanh",
-        "dropout",
-        "relu first",
-        "other flatten",
-        "empty",
-    ],
-)
+OTHERS: dict[str, nn.Module] = {
+    "own forward": Doubled((5,), 3, [6]),
+    "own call": Calling(nn.Linear(5, 3)),
+    "hook": hooked(),
+    "backward hook": backward_hooked(),
+    "parameter hook": parameter_hooked(),
+    "patched": patched(),
+    "tied": tied(),
+    "tied weights": tied_weights(),
+    "frozen": half_frozen(),
+    "parametrised": parametrised(),
+    "tanh": nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)),
+    "dropout": nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
+    "relu first": nn.Sequential(nn.ReLU(), nn.Linear(5, 3)),
+    "another flatten": nn.Sequential(nn.Flatten(0), nn.Linear(5, 3)),
+    "empty": nn.Sequential(),
+}
+
+
+@pytest.mark.parametrize("module", OTHERS.values(), ids=OTHERS)
 def test_what_is_not_such_a_chain_is_left_to_autograd(module: nn.Module) -> None:
     assert dense_layers(module) == []
+
+
+@pytest.mark.parametrize("build", [CHAINS["mlp"], lambda: OTHERS["tanh"]], ids=["by hand", "by autograd"])
+def test_a_failure_leaves_no_gradient_behind(build: Callable[[], nn.Module]) -> None:
+    flat = FlatModel(build().double())
+    wanted = flat.gradient_of(lambda: F.cross_entropy(flat(X), Y), flat.theta)[0].clone()
+
+    def interrupted() -> Tensor:
+        F.cross_entropy(flat.module(X), Y).backward()
+        flat(X)
+        raise KeyboardInterrupt
+
+    for attempt in (
+        lambda: flat.gradient_of(interrupted, flat.theta),
+        lambda: flat.gradient_from(lambda logits: (interrupted(), logits), X, flat.theta),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            attempt()
+        assert torch.equal(flat.gradient_of(lambda: F.cross_entropy(flat(X), Y), flat.theta)[0], wanted)
+        assert not flat._calls
+
+
+def test_outside_a_loss_a_dense_model_is_its_module() -> None:
+    flat = FlatModel(CHAINS["mlp"]().double())
+    F.cross_entropy(flat(X), Y).backward()
+    assert all(p.grad is not None for p in flat.module.parameters()) and not flat._calls
+
+
+def test_inputs_may_be_overwritten_after_a_call() -> None:
+    flat = FlatModel(CHAINS["mlp"]().double())
+    wanted = flat.gradient_of(lambda: F.cross_entropy(flat(X), Y), flat.theta)[0].clone()
+    x = X.clone()
+
+    def loss() -> Tensor:
+        logits = flat(x)
+        x.zero_()
+        return F.cross_entropy(logits, Y)
+
+    assert torch.equal(flat.gradient_of(loss, flat.theta)[0], wanted)
