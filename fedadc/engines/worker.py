@@ -35,6 +35,10 @@ class TrainingTask(NamedTuple):
     slot: int  # where the sum is expected, and the clients' new states
     state: Parcel | None  # of a single client
 
+    @property
+    def is_large(self) -> bool:
+        return isinstance(self.state, bytes)
+
 
 class MeasuringTask(NamedTuple):
     version: int  # of the model that is measured

@@ -66,9 +66,7 @@ class Workers:
 
     def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
         require(not self._training, "a federation with workers trains one round at a time.")
-        self._training = True
-        self._publish({"theta": broadcast.theta, **broadcast.server})
-        version, free = self._version, list(range(2 * self.count + 2))
+        free = list(range(2 * self.count + 2))
 
         def task_of(share: Sequence[Order]) -> TrainingTask:
             slot, state = free.pop(), share[0].state
@@ -78,7 +76,10 @@ class Workers:
 
         stateful = self._stateful or any(order.states for order in orders)
         shares = ([order] for order in orders) if stateful else _shares(orders, self.count)
+        self._training = True
         try:
+            self._publish({"theta": broadcast.theta, **broadcast.server})
+            version = self._version
             for answer in self._trained(map(task_of, shares), lambda: bool(free)):
                 yield self._part(answer)
                 free.append(answer.slot)
@@ -102,7 +103,7 @@ class Workers:
                     task = next(tasks, None)
                     more = task is not None
                     if task is not None:
-                        given.append(self._give(worker, task))
+                        given.append(self._give(self._listener() if task.is_large else worker, task))
                 while not more and self._uncounted and (worker := self._idlest(AHEAD - 1)):
                     self._counting.append(self._give(worker, self._uncounted.popleft()))
                 if given and given[0] in self._heard:
@@ -126,6 +127,12 @@ class Workers:
             self._spawn()
         worker = min(self._workers, key=lambda w: len(w.tasks))
         return worker if len(worker.tasks) < limit else None
+
+    def _listener(self) -> _Worker:
+        """A worker with nothing to do: it will read what is too large for a pipe, and not wait for us to read first."""
+        while (worker := self._idlest(1)) is None:
+            self._hear()
+        return worker
 
     def _give(self, worker: _Worker, task: TrainingTask | MeasuringTask) -> int:
         """The number under which the answer will be heard."""

@@ -137,7 +137,7 @@ class Local:
             if name not in self._rows:
                 self._rows[name] = torch.cat([make(b) for b in self.data.in_order(self.touched, TEACHER_BATCH)])
         row = batch.position if self.touched is None else np.searchsorted(self.touched, batch.position)
-        return self._rows[name][torch.from_numpy(row).to(self.model.device)]
+        return self._rows[name].index_select(0, torch.from_numpy(row).to(self.model.device))
 
 
 class Momentum:

@@ -69,13 +69,13 @@ class SelfConfidence(Objective):
 
         def mixture_and_entropy(b: Batch) -> Tensor:
             target = self._received_target(b, local)
-            true = F.one_hot(b.y, logits.shape[1]).to(target.dtype)
-            mixture = (1 - self.lam) * true + self.lam * target
-            return torch.cat([mixture, -torch.xlogy(target, target).sum(dim=1, keepdim=True)], dim=1)
+            mixture = torch.lerp(F.one_hot(b.y, logits.shape[1]).to(target.dtype), target, self.lam)
+            entropy = -self.lam * torch.xlogy(target, target).sum(dim=1, keepdim=True)
+            return torch.cat([mixture, entropy], dim=1)
 
         rows = local.per_sample("mixture", batch, mixture_and_entropy)
         mixture, entropy = rows[:, :-1], rows[:, -1]
-        loss = F.cross_entropy(logits, mixture) - self.lam * entropy.mean()
+        loss = F.cross_entropy(logits, mixture) - entropy.mean()
         return loss, logits.softmax(dim=1).sub_(mixture).div_(len(logits))
 
     def _received_target(self, batch: Batch, local: Local) -> Tensor:
@@ -92,10 +92,9 @@ def confidence_target(teacher_logits: Tensor, y: Tensor, rho: Tensor) -> Tensor:
     of non-negative terms, where the subtraction falls below zero in float32 and makes the KL a NaN.
     """
     p = teacher_logits.softmax(dim=1)
-    true = F.one_hot(y, p.shape[1]).to(p.dtype)
-    kept = p * rho  # what the true class takes over from the others
-    handed = ((1 - true) * kept).sum(dim=1, keepdim=True)
-    return (1 - true) * (p * (1 - rho)) + true * (p + handed)
+    true = F.one_hot(y, p.shape[1])
+    handed = p * rho * (1 - true)  # by each other class to the true one
+    return p - handed + true * handed.sum(dim=1, keepdim=True)
 
 
 def confidence(class_counts: Tensor, dtype: torch.dtype) -> Tensor:
