@@ -189,8 +189,8 @@ def show(console: Console, sheets: list[Sheet], targets: list[Target]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true", help="also pfl-research, Flower and fluke (see peers.py)")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="else all")
+    parser.add_argument("--repeats", type=int, default=3, help="of everything, interleaved (3)")
     parser.add_argument("--no-checks", action="store_true", help="only the workloads")
     parser.add_argument("--quick", action="store_true", help="only try the scripts: one repeat of small sizes")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine each time")
@@ -224,7 +224,7 @@ def main() -> None:
         path.with_suffix(".md").write_text(markdown(about, sheets, targets))
     show(console, sheets, targets)
     say(about)
-    say(f"written: {path.name}.json and .md")
+    say(f"written to {out.name}: {path.name}.json and .md")
 
 
 if __name__ == "__main__":

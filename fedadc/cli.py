@@ -266,7 +266,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (FedadcError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        where = getattr(error, "__notes__", [])[:1]  # in which round, by which client
+        print(f"error: {error}" + "".join(f" ({note})" for note in where), file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130

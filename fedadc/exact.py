@@ -42,12 +42,16 @@ def exact() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
+MOST_WORKERS = 512
+
+
 def resolve_workers(workers: int | str, device: str, per_gpu: int = 1, gpus: int | None = None) -> int:
     """`auto` is a worker per core, or `per_gpu` on each GPU that the device names; where that is one, this process."""
     if workers != "auto":
-        right = isinstance(workers, int) or workers.isdecimal()
-        require(right, f"--workers is auto or a number such as 2 (0: this process alone), not {workers!r}.")
-        return int(workers)
+        number = str(workers)  # True is none
+        right = number.isdecimal() and int(number) <= MOST_WORKERS
+        require(right, f"workers is auto or a number from 0 (this process alone) to {MOST_WORKERS}, not {workers!r}.")
+        return int(number)
     require(per_gpu >= 1, f"--workers-per-gpu must be at least 1, not {per_gpu}.")
     kind, index = torch.device(device).type, torch.device(device).index
     if kind == "cpu":

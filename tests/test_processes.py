@@ -49,9 +49,9 @@ def test_a_number_is_a_number(device: str) -> None:
     assert (resolve_workers("3", device), resolve_workers(3, device), resolve_workers("0", device)) == (3, 3, 0)
 
 
-@pytest.mark.parametrize("text", ["many", "-1", "2.5", ""])
+@pytest.mark.parametrize("text", ["many", "-1", "2.5", "", "513", True])
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(FedadcError, match="--workers is auto or a number"):
+    with pytest.raises(FedadcError, match="workers is auto or a number from 0"):
         resolve_workers(text, "cpu")
 
 

@@ -19,7 +19,12 @@ class InProcess:
 
     def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
         for order in orders:
-            yield Part.of(local_update(self.place, broadcast, order), self.place.method.tracked)
+            try:
+                report = local_update(self.place, broadcast, order)
+            except Exception as error:
+                error.add_note(f"in round {broadcast.round}, client {order.client}")
+                raise
+            yield Part.of(report, self.place.method.tracked)
 
     def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
         with exact():

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from fedadc.data.dataset import Clients, Samples
 from fedadc.engines.shared import Parcel, SharedTensors, Slots
-from fedadc.errors import FedadcError
+from fedadc.errors import FedadcError, one_line
 from fedadc.evaluate import Cut, Examiner, Tally
 from fedadc.exact import exact
 from fedadc.federation.aggregate import added, weighted
@@ -124,8 +125,12 @@ def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
     gc.freeze()  # a collection would touch, and so copy, all that was forked
     try:
         work = _sit_down(desk, device)
-    except Exception:
-        pipe.send(Failed("the start of a worker", None, traceback.format_exc()))
+    except Exception as error:
+        sentence = (
+            f"a worker process cannot take over the model, the method or the objective ({one_line(error)}): "
+            "define them in a file, or at the top level of a script that is one; workers=0 does without."
+        )
+        pipe.send(Failed("the start of a worker", sentence, traceback.format_exc()))
         return
     with exact():
         while True:
@@ -133,14 +138,15 @@ def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
                 _give_memory_back()
             try:
                 task: Any = pipe.recv()
-            except EOFError:
+            except (EOFError, OSError):  # the parent is gone
                 return
             try:
                 answer: Any = work.train(task) if isinstance(task, TrainingTask) else work.measure(task)
             except Exception as error:
                 message = str(error) if isinstance(error, FedadcError) else None
                 answer = Failed(work.doing, message, traceback.format_exc())
-            pipe.send(answer)
+            with suppress(OSError):
+                pipe.send(answer)
 
 
 def _give_memory_back() -> None:

@@ -250,7 +250,8 @@ def _why_it_ended(code: int | None) -> str:
 def _error_of(answer: Failed) -> Exception:
     if answer.message is not None:
         error = FedadcError(answer.message)
-        error.add_note(f"in {answer.where}, in a worker process:\n{answer.trace}")
+        error.add_note(f"in {answer.where}")
+        error.add_note(f"in a worker process:\n{answer.trace}")
         return error
     return RuntimeError(f"{answer.where} failed in a worker process:\n{answer.trace}")
 

@@ -19,7 +19,7 @@ from fedadc.data.partition import IID, Partition, deal
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
-from fedadc.exact import resolve_device
+from fedadc.exact import resolve_device, resolve_workers
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train
 from fedadc.federation.schedule import Schedule
@@ -31,7 +31,6 @@ from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
 
 Weighting = Literal["uniform", "samples"]
-MOST_WORKERS = 512
 
 
 class Federation:
@@ -55,7 +54,7 @@ class Federation:
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
         channels_last: bool | None = None,  # how images lie in memory; None: as is quicker
-        workers: int = 0,  # processes that train clients; 0: this one does
+        workers: int | str = 0,  # processes that train clients, or "auto"; 0: this one does
     ) -> None:
         self.method = FedAvg() if method is None else method
         self.local, augment = local or LocalWork(), augment or Augment()
@@ -89,13 +88,9 @@ class Federation:
         self.method.objective.check(self)
         self._check_states()
         self.downlink = self._downlink()
-        self.engine = self._engine(workers)
+        self.engine = self._engine(resolve_workers(workers, str(device)))
 
     def _engine(self, workers: int) -> Engine:
-        require(
-            isinstance(workers, int) and 0 <= workers <= MOST_WORKERS,
-            f"workers must be a whole number from 0 (this process) to {MOST_WORKERS}, not {workers!r}.",
-        )
         if workers == 0:
             return InProcess(self.workplace, self.examiner)
         from fedadc.engines.workers import Workers

@@ -81,7 +81,7 @@ def nobody_left() -> Iterator[None]:
     ("method", "kind", "words"),
     [
         (Failing(), RuntimeError, r"round 1, client 0 failed in a worker process:\n.*ZeroDivisionError"),
-        (Refusing(), FedadcError, r"^one clear sentence\.\nin round 1, client \d+, in a worker process:\n.*Traceback"),
+        (Refusing(), FedadcError, r"^one clear sentence\.\nin round 1, client \d+\nin a worker process:\n.*Traceback"),
         (Vanishing(), FedadcError, r"ended by itself \(exit code 9\)"),
     ],
     ids=["bug", "refusal", "death"],
@@ -89,6 +89,12 @@ def nobody_left() -> Iterator[None]:
 def test_what_goes_wrong_in_a_worker_is_told(method: Method, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=f"(?s){words}"):
         list(federation(method, 2).rounds(2))
+
+
+def test_what_goes_wrong_in_this_process_is_told_too() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(federation(Failing(), 0).rounds(1))
+    assert caught.value.__notes__ == ["in round 1, client 0"]
 
 
 @linux
