@@ -51,7 +51,13 @@ class RunDirectory:
     """Writes a run as it goes. Created only when everything that can be checked has been."""
 
     def __init__(
-        self, path: Path, config: Config, device: str, overwrite: bool = False, notes: Sequence[str] = ()
+        self,
+        path: Path,
+        config: Config,
+        device: str,
+        overwrite: bool = False,
+        notes: Sequence[str] = (),
+        workers: int = 0,
     ) -> None:
         check_free(path, overwrite)
         self.path = path
@@ -62,7 +68,12 @@ class RunDirectory:
             self._held.enter_context(locked(path))
             self._put_aside()
             write_text(path / CONFIG, config.yaml())
-            facts = {**environment(device), "config_folder": str(config.folder), "data_notes": list(notes)}
+            facts = {
+                **environment(device),
+                "workers": workers,
+                "config_folder": str(config.folder),
+                "data_notes": list(notes),
+            }
             write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
             self._metrics = (path / METRICS).open("w", encoding="utf-8")
 

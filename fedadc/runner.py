@@ -76,7 +76,9 @@ def execute(
 ) -> RunResult:
     """Train a plan."""
     config, federation = plan.config, plan.federation
-    directory = RunDirectory(out, config, device, overwrite, federation.data.notes) if out is not None else None
+    directory = None
+    if out is not None:
+        directory = RunDirectory(out, config, device, overwrite, federation.data.notes, federation.workers)
     state, history = federation.start(), []
     log.info(
         "training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients)

@@ -88,7 +88,8 @@ class Federation:
         self.method.objective.check(self)
         self._check_states()
         self.downlink = self._downlink()
-        self.engine = self._engine(resolve_workers(workers, str(device)))
+        self.workers = resolve_workers(workers, str(device))
+        self.engine = self._engine(self.workers)
 
     def _engine(self, workers: int) -> Engine:
         if workers == 0:

@@ -31,6 +31,7 @@ CONFIG: dict[str, Any] = {
 def files(config: dict[str, Any], out: Path, workers: int) -> dict[str, bytes]:
     """What a run leaves, without the time it took."""
     run(config, out=out, workers=workers)
+    assert json.loads((out / "environment.json").read_text())["workers"] == workers
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
     timeless = [re.sub(r'"seconds": [^,}]*', "", line) for line in lines]
