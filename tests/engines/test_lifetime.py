@@ -63,7 +63,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nobody(long_run: tuple[subprocess.Popen[
 
 
 @linux
-@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2])
+@pytest.mark.parametrize("seconds", [0.0, 0.4, 0.8])
 def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> None:
     """While torch is being imported here and in the server of the workers."""
     config = tmp_path / "fedadc.yaml"
@@ -78,11 +78,14 @@ def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> 
             "cwd": tmp_path,
         },
     )
+    eventually(lambda: descendants(process.pid))  # the first of them
     time.sleep(seconds)
     family = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     printed = process.communicate(timeout=30)[1]
-    assert process.returncode == 130 and "Traceback" not in printed, printed
+    # -2 is 130 to a shell: Python ends by the signal itself if the interrupt came while it ran a string, as dataclasses do
+    assert process.returncode in (130, -signal.SIGINT) and "Traceback" not in printed, printed
+    assert printed.rstrip().endswith("interrupted; what was finished is kept.")
     eventually(lambda: not alive(family), 10)
 
 
