@@ -83,7 +83,7 @@ def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> 
     family = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     printed = process.communicate(timeout=30)[1]
-    # -2 is 130 to a shell: Python ends by the signal itself if the interrupt came while it ran a string (dataclasses do)
+    # -2 is 130 to a shell: Python ends by the signal itself if the interrupt came while it ran a string
     assert process.returncode in (130, -signal.SIGINT) and "Traceback" not in printed, printed
     assert printed.rstrip().endswith("interrupted; what was finished is kept.")
     eventually(lambda: not alive(family), 10)
