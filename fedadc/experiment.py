@@ -11,13 +11,11 @@ import json
 import multiprocessing
 import os
 import re
-import signal
 import statistics
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -27,6 +25,7 @@ from fedadc.config import TABLES, Config, load_config
 from fedadc.errors import Diverged, FedadcError, one_line, require
 from fedadc.evaluate import reaches
 from fedadc.plan import prepare
+from fedadc.processes import children_ignore_interrupts
 from fedadc.record import MODEL, RecordedRun, read_run, write_text
 from fedadc.report import final, higher_is_better
 from fedadc.schema import Schema
@@ -166,7 +165,7 @@ def run_trials(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
         try:
-            with _children_ignore_interrupts():
+            with children_ignore_interrupts():
                 running = {
                     pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in trials
                 }
@@ -188,19 +187,6 @@ def run_trials(
     for folder, reason in failed.items():
         raise FedadcError(f"{out / folder}: {reason}")
     return diverged
-
-
-@contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    """A process inherits what is ignored when it is spawned: Ctrl-C is then the parent's alone to handle."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _leave_with_the_parent() -> None:

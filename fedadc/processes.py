@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
@@ -35,10 +36,9 @@ def context() -> BaseContext:
 def get_ready() -> None:
     """Let the server of worker processes start; it imports torch while this process does the same."""
     if context().get_start_method() == "forkserver":
-        from multiprocessing import forkserver, resource_tracker
+        from multiprocessing import forkserver
 
-        resource_tracker.ensure_running()  # which would let interrupts through again, if it came after
-        with keeping_memory(), _interrupts_held_back():
+        with keeping_memory(), children_ignore_interrupts():
             forkserver.ensure_running()
 
 
@@ -55,13 +55,16 @@ def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A process that is started meanwhile never hears Ctrl-C: its parent does, and ends it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def children_ignore_interrupts() -> Iterator[None]:
+    """A process inherits what is ignored when it is started: Ctrl-C is then the parent's alone to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
