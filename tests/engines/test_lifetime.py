@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,3 +178,16 @@ def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
     hidden = nameless + SCRIPT + 'if __name__ == "__main__":\n    main()\n'
     done = run_script(hidden, tmp_path)
     assert done.returncode == 1 and "cannot take over the model, the method or the objective (Can't get" in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_command_line_says_in_which_round_and_by_which_client(workers: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import fedadc\nclass Bad(fedadc.FedAvg):\n    def step(self, theta, grad, local):\n        return None\n"
+    )
+    command = [sys.executable, "-m", "fedadc.cli"]
+    subprocess.run([*command, "init", "c.yaml"], check=True, capture_output=True, cwd=tmp_path)
+    bad = [*command, "run", "c.yaml", "method=mine:Bad", "--workers", workers]
+    done = subprocess.run(bad, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.search(r"error: Bad.step must return .*not NoneType\. \(in round 1, client \d+\)\n$", done.stderr)
