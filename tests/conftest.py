@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -30,3 +32,10 @@ def small_federation(seed: int = 0, clients: int = 6, features: int = 5, classes
 @pytest.fixture
 def small_data() -> Dataset:
     return small_federation()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_are_heard() -> None:
+    """Processes inherit it when a shell in the background ignores Ctrl-C, and some tests send one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
