@@ -58,10 +58,11 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Train by a config and leave a run directory."""
-    from fedadc.processes import get_ready
+    from fedadc.processes import get_ready, import_torch
 
     if workers != "0":
         get_ready()
+    import_torch()
     from fedadc.config import load_config
     from fedadc.runner import run as run_config
     from fedadc.terminal import progress_of_run, run_summary
@@ -92,6 +93,9 @@ def demo(
     json: Json = False,
 ) -> None:
     """FedAvg, SlowMo, FedADC and FedADC+ on digits within a minute: a table and a plot."""
+    from fedadc.processes import import_torch
+
+    import_torch()
     from fedadc.demo import METHODS, TARGET, TITLE, configs, run_demo
     from fedadc.record import read_run
     from fedadc.report import as_json, plot, summarise
@@ -149,6 +153,9 @@ def experiment(
     json: Json = False,
 ) -> None:
     """Train several methods, each with its grid of settings, and compare them at their best. Finished runs are kept."""
+    from fedadc.processes import import_torch
+
+    import_torch()
     from fedadc.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
     from fedadc.record import locked
     from fedadc.report import as_json, plot, summarise
@@ -188,6 +195,9 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Evaluate the saved model of a run on its own test data, or on other data."""
+    from fedadc.processes import import_torch
+
+    import_torch()
     from fedadc.saved import evaluate_run
     from fedadc.terminal import metrics_table
 

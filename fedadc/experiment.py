@@ -25,7 +25,7 @@ from fedadc.config import TABLES, Config, load_config
 from fedadc.errors import Diverged, FedadcError, one_line, require
 from fedadc.evaluate import reaches
 from fedadc.plan import prepare
-from fedadc.processes import children_ignore_interrupts
+from fedadc.processes import interrupts_wait
 from fedadc.record import MODEL, RecordedRun, read_run, write_text
 from fedadc.report import final, higher_is_better
 from fedadc.schema import Schema
@@ -165,7 +165,7 @@ def run_trials(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
         try:
-            with children_ignore_interrupts():
+            with interrupts_wait():
                 running = {
                     pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in trials
                 }

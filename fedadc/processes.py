@@ -6,13 +6,14 @@ spawned and imports for itself.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -38,8 +39,14 @@ def get_ready() -> None:
     if context().get_start_method() == "forkserver":
         from multiprocessing import forkserver
 
-        with keeping_memory(), children_ignore_interrupts():
+        with keeping_memory(), interrupts_wait():
             forkserver.ensure_running()
+
+
+def import_torch() -> None:
+    """A Ctrl-C in the middle of it would end the process by an abort in torch's own code."""
+    with interrupts_wait():
+        importlib.import_module("torch")
 
 
 @contextmanager
@@ -55,16 +62,20 @@ def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
 
 
 @contextmanager
-def children_ignore_interrupts() -> Iterator[None]:
-    """A process inherits what is ignored when it is started: Ctrl-C is then the parent's alone to handle."""
-    if threading.current_thread() is not threading.main_thread():
+def interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C that comes meanwhile takes effect afterwards; processes that are started meanwhile never hear of one.
+
+    It is blocked, which they inherit; if it were ignored, it would be lost to the parent, whose it is to handle.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, where children inherit nothing of the kind
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # else whoever needs it meanwhile starts it, and unblocks the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

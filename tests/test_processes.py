@@ -72,6 +72,27 @@ def test_the_environment_is_the_users_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert dict(os.environ) == before
 
 
+INTERRUPTED = """
+import os, signal, subprocess, sys
+from fedadc.processes import interrupts_wait
+signal.signal(signal.SIGINT, signal.default_int_handler)
+child = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('lives')"
+try:
+    with interrupts_wait():
+        started = subprocess.Popen([sys.executable, "-c", child])
+        os.kill(os.getpid(), signal.SIGINT)
+        assert started.wait() == 0
+    print("lost")
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+def test_an_interrupt_that_comes_while_a_process_is_started_is_neither_lost_nor_the_childs() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "lives\nheard\n", done.stderr
+
+
 def test_getting_ready_does_not_import_torch() -> None:
     code = "import sys, fedadc.processes as p; p.get_ready(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

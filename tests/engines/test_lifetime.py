@@ -71,19 +71,20 @@ def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> 
     subprocess.run([sys.executable, "-m", "fedadc.cli", "init", str(config)], check=True, capture_output=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "fedadc.cli", "run", str(config), "rounds=100000", "--workers", "2"],
-        **{
-            "text": True,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "start_new_session": True,
-            "cwd": tmp_path,
-        },
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        cwd=tmp_path,
     )
-    eventually(lambda: descendants(process.pid))  # the first of them
-    time.sleep(seconds)
-    family = descendants(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
-    printed = process.communicate(timeout=30)[1]
+    try:
+        eventually(lambda: descendants(process.pid))  # the first of them
+        time.sleep(seconds)
+        family = descendants(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        printed = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()  # if it has not ended
     # -2 is 130 to a shell: Python ends by the signal itself if the interrupt came while it ran a string
     assert process.returncode in (130, -signal.SIGINT) and "Traceback" not in printed, printed
     assert printed.rstrip().endswith("interrupted; what was finished is kept.")
