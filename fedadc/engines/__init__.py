@@ -21,6 +21,10 @@ class Engine(Protocol):
         """Count what a model says on each cut, in order."""
         ...
 
+    def take_events(self) -> tuple[str, ...]:
+        """What happened since the last time that a user should know."""
+        ...
+
     def close(self) -> None:
         """Let go of processes and memory; the engine may be used again."""
         ...

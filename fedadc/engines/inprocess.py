@@ -30,5 +30,8 @@ class InProcess:
         with exact():
             yield from (self.examiner.tally(theta, cut) for cut in cuts)
 
+    def take_events(self) -> tuple[str, ...]:
+        return ()
+
     def close(self) -> None:
         pass

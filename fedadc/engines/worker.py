@@ -52,7 +52,7 @@ class Trained(NamedTuple):
     slot: int
     sum: Parcel
     states: list[Parcel]  # of each client
-    facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight of each
+    facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight, whether finite, of each
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ class _Work:
         for client, steps, weight in task.orders:
             self.doing = f"round {task.round}, client {client}"
             report = local_update(self.place, self.broadcast, Order(client, steps, own, weight))
-            upload = weighted(report.upload, weight, self.place.method.tracked)
-            total = upload if len(task.orders) == 1 else added(total, upload)
-            states.append(report.state)
-            facts.append((client, report.loss, report.bytes_up, report.steps, report.weight))
+            if report.finite:
+                upload = weighted(report.upload, weight, self.place.method.tracked)
+                total = upload if len(task.orders) == 1 else added(total, upload)
+            states.append(report.state if report.finite else {})
+            facts.append((client, report.loss, report.bytes_up, report.steps, report.weight, report.finite))
         where, *kept = self.desk.slots.put(task.slot, total, *states)
         return Trained(task.slot, where, kept, facts)
 

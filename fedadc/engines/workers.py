@@ -1,20 +1,23 @@
 """Clients in worker processes of one thread each. Only small messages travel; vectors and data lie in shared memory.
 
 The parent hands out clients in cohort order to whichever worker has the least to do, and yields their reports in the
-same order; at most 2 × workers + 2 uploads are in memory. Which worker ran a client, and when, changes no bit.
+same order; at most 2 × workers + 2 uploads are in memory. Which worker ran a client, and when, changes no bit; so where
+a worker dies, another takes its place and does again what it had not answered.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import pickle
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +34,26 @@ from fedadc.methods.base import State, Vector
 from fedadc.processes import context, get_ready
 from fedadc.schema import user_folders
 
+log = logging.getLogger("fedadc")
 AHEAD = 2  # tasks that a worker has at a time, so that it never waits for the next
+MOST_DEATHS = 3  # of workers over one task, or per worker without an answer from any
+
+
+@dataclass
+class _Assignment:
+    number: int
+    task: TrainingTask | MeasuringTask
+    state: State | None = None  # of its client: the one in the slot gives way to the answer
+    deaths: int = 0  # of workers that were busy with it
 
 
 @dataclass
 class _Worker:
+    seat: int  # 0, 1, ...
     process: BaseProcess
     pipe: Connection
-    tasks: list[int] = field(default_factory=list)  # numbers of what it was given, in order
+    tasks: list[_Assignment] = field(default_factory=list)  # what it was given and has not answered, in order
+    has_answered: bool = False
 
 
 class Workers:
@@ -58,6 +73,9 @@ class Workers:
         self.place, self.examiner = with_data(place, examiner, self._data)
         self._workers: list[_Worker] = []
         self._given = 0  # tasks so far; each has its number
+        self._again: deque[_Assignment] = deque()  # of workers that died
+        self._deaths = 0  # since the last answer
+        self._events: list[str] = []
         self._heard: dict[int, Any] = {}  # answers whose turn has not come
         self._uncounted: deque[MeasuringTask] = deque()  # of the present evaluation
         self._counting: deque[int] = deque()
@@ -68,11 +86,12 @@ class Workers:
         require(not self._training, "a federation with workers trains one round at a time.")
         free = list(range(2 * self.count + 2))
 
-        def task_of(share: Sequence[Order]) -> TrainingTask:
+        def assigned(share: Sequence[Order]) -> _Assignment:
             slot, state = free.pop(), share[0].state
             parcel = None if state is None else self._slots.put(slot, state)[0]
             told = tuple((order.client, order.steps, order.weight) for order in share)
-            return TrainingTask(version, broadcast.round, broadcast.lr, told, slot, parcel)
+            task = TrainingTask(version, broadcast.round, broadcast.lr, told, slot, parcel)
+            return _Assignment(self._number(), task, state)
 
         stateful = self._stateful or any(order.states for order in orders)
         shares = ([order] for order in orders) if stateful else _shares(orders, self.count)
@@ -80,7 +99,7 @@ class Workers:
         try:
             self._publish({"theta": broadcast.theta, **broadcast.server})
             version = self._version
-            for answer in self._trained(map(task_of, shares), lambda: bool(free)):
+            for answer in self._trained(map(assigned, shares), lambda: bool(free)):
                 yield self._part(answer)
                 free.append(answer.slot)
         finally:
@@ -89,23 +108,25 @@ class Workers:
     def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
         """Workers that have nothing to train begin to count even before the tallies are asked for."""
         self._publish({MEASURED: theta})
+        self._again = deque(a for a in self._again if isinstance(a.task, TrainingTask))  # not of another evaluation
         self._uncounted = deque(MeasuringTask(self._version, cut) for cut in cuts)
         self._counting = deque()
         return self._tallies()
 
-    def _trained(self, tasks: Iterator[TrainingTask], may_start: Callable[[], bool]) -> Iterator[Trained]:
+    def _trained(self, work: Iterator[_Assignment], may_start: Callable[[], bool]) -> Iterator[Trained]:
         """Each task's answer in the order of the tasks, while the workers are kept busy."""
         given: deque[int] = deque()
         more = True
         with self._closing_on_failure():
             while more or given:
                 while more and may_start() and (worker := self._idlest()):
-                    task = next(tasks, None)
-                    more = task is not None
-                    if task is not None:
-                        given.append(self._give(self._listener() if task.is_large else worker, task))
+                    assignment = next(work, None)
+                    more = assignment is not None
+                    if assignment is not None:
+                        given.append(assignment.number)
+                        self._give(worker, assignment)
                 while not more and self._uncounted and (worker := self._idlest(AHEAD - 1)):
-                    self._counting.append(self._give(worker, self._uncounted.popleft()))
+                    self._count(worker)
                 if given and given[0] in self._heard:
                     yield self._heard.pop(given.popleft())
                 elif given:
@@ -115,7 +136,7 @@ class Workers:
         with self._closing_on_failure():
             while self._uncounted or self._counting:
                 while self._uncounted and (worker := self._idlest()):
-                    self._counting.append(self._give(worker, self._uncounted.popleft()))
+                    self._count(worker)
                 if self._counting[0] in self._heard:
                     yield self._heard.pop(self._counting.popleft())
                 else:
@@ -134,37 +155,74 @@ class Workers:
             self._hear()
         return worker
 
-    def _give(self, worker: _Worker, task: TrainingTask | MeasuringTask) -> int:
-        """The number under which the answer will be heard."""
+    def _number(self) -> int:
+        """Under which an answer will be heard."""
         self._given += 1
-        try:
-            worker.pipe.send(task)
-        except OSError:
-            self._take_leave(worker)
-        worker.tasks.append(self._given)
         return self._given
+
+    def _count(self, worker: _Worker) -> None:
+        assignment = _Assignment(self._number(), self._uncounted.popleft())
+        self._counting.append(assignment.number)
+        self._give(worker, assignment)
+
+    def _give(self, worker: _Worker, assignment: _Assignment) -> None:
+        if isinstance(assignment.task, TrainingTask) and assignment.task.is_large:
+            worker = self._listener()
+        worker.tasks.append(assignment)
+        try:
+            worker.pipe.send(assignment.task)
+        except OSError:
+            self._replace(worker)
 
     def _hear(self) -> None:
         """Wait for answers."""
+        while self._again and (free := self._idlest()):
+            self._give(free, self._again.popleft())
         for ready in wait([w.pipe for w in self._workers]):
             worker = next(w for w in self._workers if w.pipe is ready)
             try:
                 self._note(worker, worker.pipe.recv())
             except (EOFError, OSError):
-                self._take_leave(worker)
+                self._replace(worker)
 
     def _note(self, worker: _Worker, answer: Any) -> None:
         if isinstance(answer, Failed):
             raise _error_of(answer)
-        self._heard[worker.tasks.pop(0)] = answer
+        self._heard[worker.tasks.pop(0).number] = answer
+        worker.has_answered, self._deaths = True, 0
 
-    def _take_leave(self, worker: _Worker) -> NoReturn:
-        """Of a worker that is gone: by what it said last, if it said why."""
+    def _replace(self, worker: _Worker) -> None:
+        """Put a new worker in the place of one that is gone; what it had not answered will be done again."""
         with suppress(EOFError, OSError):
             while worker.pipe.poll():
-                self._note(worker, worker.pipe.recv())
+                self._note(worker, worker.pipe.recv())  # what it said last
         worker.process.join(5)
-        raise FedadcError(_why_it_ended(worker.process.exitcode))
+        code, lost = worker.process.exitcode, worker.tasks
+        require(code != 1 or worker.has_answered, CANNOT_START)
+        self._deaths += 1
+        if lost:
+            lost[0].deaths += 1
+        doing, over_it = _described(lost), lost[0].deaths if lost else 0
+        require(
+            over_it < MOST_DEATHS and self._deaths < MOST_DEATHS * self.count,
+            f"{max(over_it, self._deaths)} worker processes died one after another, the last one {_manner(code)}"
+            f"{doing}; if memory is short, fewer workers need less (--workers).",
+        )
+        self._note_event(f"worker {worker.seat + 1} {_manner(code)}{doing}; a new one takes its place")
+        worker.pipe.close()
+        self._workers[self._workers.index(worker)] = self._hired(worker.seat, self._desk())
+        for assignment in lost:
+            if assignment.state is not None and isinstance(assignment.task, TrainingTask):
+                self._slots.put(assignment.task.slot, assignment.state)
+        self._again.extendleft(reversed(lost))
+
+    def _note_event(self, event: str) -> None:
+        log.warning(event)
+        self._events.append(event)
+
+    def take_events(self) -> tuple[str, ...]:
+        events, self._events = tuple(self._events), []
+        return events
 
     @contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
@@ -192,7 +250,11 @@ class Workers:
             views[name].copy_(vector)
 
     def _spawn(self) -> None:
-        start, model = context(), self.place.model
+        desk = self._desk()
+        for seat in range(self.count):
+            self._workers.append(self._hired(seat, desk))
+
+    def _desk(self) -> Desk:
         place = replace(self.place, train=_none(self.place.train), clients=Clients(np.zeros(0, int), np.zeros(1, int)))
         splits = {name: _none(samples) for name, samples in self.examiner.splits.items()}
         try:
@@ -202,23 +264,27 @@ class Workers:
                 "workers need a model, a method and an objective that can be sent to another process "
                 f"({one_line(error)}): define them in a file, without lambdas; workers=0 does without."
             ) from error
-        desk = Desk(user_folders(), pickled, self._data, self._published, self._slots)
-        for number in range(self.count):
-            try:
-                ours, theirs = start.Pipe()
-                process = start.Process(  # type: ignore[attr-defined]
-                    target=serve, args=(theirs, desk, device_of(number, model.device)), daemon=True
-                )
-                process.start()
-            except OSError as error:
-                raise FedadcError(f"worker {number + 1} of {self.count} cannot be started ({error}).") from error
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
+        return Desk(user_folders(), pickled, self._data, self._published, self._slots)
+
+    def _hired(self, seat: int, desk: Desk) -> _Worker:
+        get_ready()  # the server may have died too
+        start = context()
+        try:
+            ours, theirs = start.Pipe()
+            process = start.Process(  # type: ignore[attr-defined]
+                target=serve, args=(theirs, desk, device_of(seat, self.place.model.device)), daemon=True
+            )
+            process.start()
+        except OSError as error:
+            raise FedadcError(f"worker {seat + 1} of {self.count} cannot be started ({error}).") from error
+        theirs.close()
+        return _Worker(seat, process, ours)
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
-        for waiting in (self._heard, self._uncounted, self._counting):
+        for waiting in (self._heard, self._uncounted, self._counting, self._again):
             waiting.clear()
+        self._deaths = 0
         for worker in workers:
             worker.pipe.close()
             worker.process.terminate()
@@ -235,16 +301,30 @@ def _require_a_process_that_may_start_others() -> None:
     require(not this.daemon, "a daemonic process, such as a Pool's, may not start workers; give it workers=0.")
 
 
-def _why_it_ended(code: int | None) -> str:
-    if code == 1:  # an exception before its first task: Python runs the main script again to find its classes
-        return (
-            "a worker process could not start; what it printed stands above. A script that uses workers must do so "
-            'under `if __name__ == "__main__":`, and not come from standard input; with workers=0 any script works.'
-        )
-    return (
-        f"a worker process ended by itself (exit code {code}); was it killed, or is memory short? "
-        "Fewer workers need less."
-    )
+CANNOT_START = (  # an exception before its first task: Python runs the main script again to find its classes
+    "a worker process could not start; what it printed stands above. A script that uses workers must do so "
+    'under `if __name__ == "__main__":`, and not come from standard input; with workers=0 any script works.'
+)
+
+
+def _manner(code: int | None) -> str:
+    """How a process ended."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"
+
+
+def _described(lost: Sequence[_Assignment]) -> str:
+    """What a worker was doing."""
+    if not lost:
+        return ""
+    task = lost[0].task
+    if isinstance(task, MeasuringTask):
+        return " during the evaluation"
+    return f" in round {task.round}, client {' or '.join(str(client) for client, *_ in task.orders)}"
 
 
 def _error_of(answer: Failed) -> Exception:

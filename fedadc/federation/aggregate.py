@@ -16,12 +16,12 @@ BLOCK = 8  # part of the result's bits: an engine may add whole blocks ahead, ne
 class Part:
     """One client of the cohort, or a whole block that was added ahead: the weighted sum, and who is in it."""
 
-    sum: State
+    sum: State  # of the finite ones; {} if there is none
     reports: Sequence[Report]  # in cohort order; their own uploads may be gone
 
     @staticmethod
     def of(report: Report, tracked: Collection[str]) -> Part:
-        return Part(weighted(report.upload, report.weight, tracked), (report,))
+        return Part(weighted(report.upload, report.weight, tracked) if report.finite else {}, (report,))
 
 
 def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> State:
@@ -32,24 +32,30 @@ def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> Sta
 class OrderedMean:
     """Sum of weight × upload over sum of weights, key by key. Add in cohort order, then ask for the result.
 
-    Tracked keys are the plain sum over the number of all clients, whatever the weights.
+    Tracked keys are the plain sum over the number of all clients, whatever the weights. A client whose update is not
+    finite keeps its place in its block, empty, so that who shares a block does not depend on it.
     """
 
     def __init__(self, tracked: Collection[str] = (), clients: int = 0) -> None:
-        self.count = 0
+        self.count = 0  # of those in the sum
+        self._seen = 0
         self._tracked, self._clients = tracked, clients
         self._weights = 0.0
         self._total: State = {}
         self._block: State = {}
 
     def add(self, part: Part) -> None:
+        if self._seen % BLOCK == 0 and self._block:
+            self._total, self._block = added(self._total, self._block), {}
+        whole = len(part.reports) == BLOCK and self._seen % BLOCK == 0
+        assert whole or len(part.reports) == 1, "an engine added ahead what is not a block"
+        self._seen += len(part.reports)
+        counted = [report for report in part.reports if report.finite]
+        if not counted:
+            return
         missing = [key for key in self._tracked if key not in part.sum]
         require(not missing, f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(part.sum)}.")
-        if self.count % BLOCK == 0 and self._block:
-            self._total, self._block = added(self._total, self._block), {}
-        whole = len(part.reports) == BLOCK and self.count % BLOCK == 0
-        assert whole or len(part.reports) == 1, "an engine added ahead what is not a block"
-        for report in part.reports:
+        for report in counted:
             self.count += 1
             self._weights += report.weight
         if whole:

@@ -20,8 +20,9 @@ from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
 from fedadc.exact import resolve_device, resolve_workers
+from fedadc.federation.faults import Faults
 from fedadc.federation.local import LocalWork, Workplace
-from fedadc.federation.rounds import Round, RunState, train
+from fedadc.federation.rounds import Round, RunState, train, with_events
 from fedadc.federation.schedule import Schedule
 from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
@@ -50,6 +51,7 @@ class Federation:
         augment: Augment | None = None,
         evaluation: Evaluation | None = None,
         storage: Storage | None = None,
+        faults: Faults | None = None,
         seed: int = 0,
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
@@ -59,7 +61,10 @@ class Federation:
         self.method = FedAvg() if method is None else method
         self.local, augment = local or LocalWork(), augment or Augment()
         evaluation, self.storage = evaluation or Evaluation(), storage or Storage()
-        _check_kinds(model, data, self.method, self.local, augment, evaluation, partition_by, self.storage, seed)
+        self.faults = faults or Faults()
+        _check_kinds(
+            model, data, self.method, self.local, augment, evaluation, partition_by, self.storage, self.faults, seed
+        )
         self.data, self.seed, self.weighting = data, seed, weighting
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
@@ -163,7 +168,8 @@ class Federation:
             f"stop_at_accuracy must lie in (0, 1], not {stop_at_accuracy}.",
         )
         begun = replace(begun, clients=begun.clients.kept_in(self.storage))
-        return until(self.evaluator.follow(train(self, rounds, begun), rounds), stop_at_accuracy)
+        evaluated = self.evaluator.follow(train(self, rounds, begun), rounds)
+        return until(with_events(evaluated, self.engine.take_events), stop_at_accuracy)
 
     def _could_be_mine(self, state: RunState) -> bool:
         method, objective = self.method, self.method.objective
@@ -213,7 +219,16 @@ def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, dev
 
 
 def _check_kinds(
-    model: Any, data: Any, method: Any, work: Any, augment: Any, evaluation: Any, rule: Any, storage: Any, seed: Any
+    model: Any,
+    data: Any,
+    method: Any,
+    work: Any,
+    augment: Any,
+    evaluation: Any,
+    rule: Any,
+    storage: Any,
+    faults: Any,
+    seed: Any,
 ) -> None:
     """Each argument of the right kind, before any of them is used."""
     for value, kind, name in (
@@ -227,6 +242,7 @@ def _check_kinds(
         (evaluation, Evaluation, "evaluation"),
         (rule or IID(), Partition, "partition_by"),
         (storage, Storage, "storage"),
+        (faults, Faults, "faults"),
         (seed, int, "seed"),
     ):
         require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedadc.data.batches import Augment, Batch, ClientData, Inputs, count_steps, shuffled
 from fedadc.data.dataset import Array, Clients, Samples
 from fedadc.errors import require
+from fedadc.federation.faults import all_finite
 from fedadc.federation.schedule import Constant, Schedule
 from fedadc.methods.base import Method, State, Vector, pair_of, state_of, vector_like
 from fedadc.models.flat import FlatModel
@@ -100,6 +101,7 @@ class Report:
     bytes_up: int
     steps: int
     weight: float
+    finite: bool = True  # its upload and its state; if not, neither takes effect
 
 
 @dataclass
@@ -224,14 +226,16 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     )
     if "delta" in state_of(upload, f"{name}.finish"):
         vector_like(upload["delta"], theta, f"{name}.finish as delta")
+    state = {**state_of(own, f"{name}.finish"), **remembered}
     return Report(
         order.client,
         _own(upload, model),
-        _own({**state_of(own, f"{name}.finish"), **remembered}, model),
+        _own(state, model),
         loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
         bytes_up=bytes_of(upload),
         steps=order.steps,
         weight=order.weight,
+        finite=all_finite(upload) and all_finite(state),
     )
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
+from fedadc.data.dataset import Array
 from fedadc.errors import Diverged, FedadcError, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
+from fedadc.federation.faults import Faults
 from fedadc.federation.local import Broadcast, Order, bytes_of
 from fedadc.federation.selection import hand_out_order, uniform
 from fedadc.federation.store import ClientStates, Entry
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
 
 Metrics = dict[str, float | list[float | None]]
+ADVICE = "lower local.lr or set local.clip."
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,17 @@ class Round:
 
     round: int  # t, from 1
     lr: float
-    train_loss: float  # mean over the cohort of the mean over local steps
+    train_loss: float  # mean over the counted clients of the mean over local steps
     cohort: tuple[int, ...]
-    bytes_up: int  # over all clients of the cohort
+    bytes_up: int  # over all that reported
     bytes_down: int
     seconds: float  # of training
     state: RunState
     metrics: Metrics = field(default_factory=dict)  # test_accuracy, test_loss, ... where evaluated
+    dropped: tuple[int, ...] = ()  # of the cohort, by `faults.drop`: they never reported
+    slow: tuple[int, ...] = ()  # by `faults.slow`: they did fewer steps
+    skipped: tuple[int, ...] = ()  # their updates were not finite
+    events: tuple[str, ...] = ()  # what else happened: a worker that died
 
     @property
     def test_accuracy(self) -> float | None:
@@ -76,23 +82,29 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     method, place = federation.method, federation.workplace
     lr = place.work.lr_of(t, horizon)
     chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
-    cohort = hand_out_order(chosen, place.steps(chosen))
-    weights = place.clients.sizes_of(cohort) if federation.weighting == "samples" else np.ones(len(cohort))
-    told = zip(cohort.tolist(), place.steps(cohort).tolist(), weights.tolist(), strict=True)
-    orders = [Order(client, steps, state.clients, float(weight)) for client, steps, weight in told]
+    dropped, slow, steps = federation.faults.strike(chosen, place.steps(chosen), federation.seed, t)
+    cohort = hand_out_order(chosen, steps)
+    reporting = dict(zip(chosen[~dropped].tolist(), steps[~dropped].tolist(), strict=True))
+    orders = _orders(federation, cohort, reporting, state)
 
     broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
     mean, losses, bytes_up = OrderedMean(method.tracked, len(place.clients)), [], 0
     fresh: dict[int, Entry] = {}
+    skipped: list[int] = []
     for part in federation.engine.run(broadcast, orders):
         mean.add(part)
         for report in part.reports:
-            losses.append(report.loss)
             bytes_up += report.bytes_up
+            if not report.finite:
+                skipped.append(report.client)
+                _require_may_skip(federation.faults, f"round {t}, client {report.client}")
+                continue
+            losses.append(report.loss)
             if report.state or report.client in state.clients:
-                _require_finite(report.state, f"round {t}, client {report.client}")
-                fresh[report.client] = state.clients.store.keep(report.state)
+                fresh[report.client] = state.clients.store.keep(report.state, t)
 
+    if skipped and not mean.count:
+        raise Diverged(f"round {t}: no client's update is finite, training has diverged; {ADVICE}")
     theta, server = state.theta, state.server
     if mean.count:
         info = RoundInfo(round=t, lr=lr, counted=mean.count, clients=len(place.clients))
@@ -101,7 +113,28 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     sent = bytes_of({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
     loss = sum(losses) / len(losses) if losses else float("nan")
     seconds = time.perf_counter() - began
-    return Round(t, lr, loss, tuple(cohort.tolist()), bytes_up, len(cohort) * sent, seconds, after)
+    return Round(
+        t, lr, loss, tuple(cohort.tolist()), bytes_up, len(cohort) * sent, seconds, after,
+        dropped=tuple(chosen[dropped].tolist()), slow=tuple(chosen[slow].tolist()), skipped=tuple(skipped),
+    )  # fmt: skip
+
+
+def _orders(federation: Federation, cohort: Array, steps: Mapping[int, int], state: RunState) -> list[Order]:
+    """For each client of a cohort that will report, in its order."""
+    by_samples, clients = federation.weighting == "samples", federation.clients
+    weights = clients.sizes_of(cohort).tolist() if by_samples else [1.0] * len(cohort)
+    return [
+        Order(client, steps[client], state.clients, float(weight))
+        for client, weight in zip(cohort.tolist(), weights, strict=True)
+        if client in steps
+    ]
+
+
+def with_events(stream: Iterable[Round], heard: Callable[[], tuple[str, ...]]) -> Iterator[Round]:
+    """The same rounds, with what an engine has to tell since the last one."""
+    for result in stream:
+        events = heard()
+        yield replace(result, events=events) if events else result
 
 
 def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> tuple[Vector, State]:
@@ -122,9 +155,12 @@ def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> t
 def _require_finite(vectors: State, where: str) -> None:
     for name, vector in vectors.items():
         if not bool(torch.isfinite(vector).all()):
-            raise Diverged(
-                f"{where}: {name} is no longer finite, training has diverged; lower local.lr or set local.clip."
-            )
+            raise Diverged(f"{where}: {name} is no longer finite, training has diverged; {ADVICE}")
+
+
+def _require_may_skip(faults: Faults, where: str) -> None:
+    if faults.bad_update == "stop":
+        raise Diverged(f"{where}: its update is not finite, and faults.bad_update is stop; {ADVICE}")
 
 
 def _versions(state: RunState) -> list[int]:

@@ -1,7 +1,8 @@
 """The clients' states between rounds: values in memory, and in files once they outgrow a budget.
 
 A state never changes: a round makes new ones, and those of earlier rounds live on while somebody holds them, so a run
-can go on from any of them. What nobody holds is forgotten, file and all.
+can go on from any of them. What nobody holds is forgotten, file and all; only files that a checkpoint has asked for
+(`save`) are its own to delete.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
+from fedadc.durable import checksum, packed, write_durably
 from fedadc.errors import FedadcError, require
 from fedadc.methods.base import State
 
@@ -37,13 +37,20 @@ class Storage:
         require(self.memory_gb >= 0, f"storage.memory_gb must not be negative, not {self.memory_gb}.")
 
 
+class SavedState(NamedTuple):
+    """A state in a file that outlives the process."""
+
+    path: Path
+    checksum: str
+
+
 class Entry:
     """A handle on one client's state after one round."""
 
-    __slots__ = ("serial", "store")
+    __slots__ = ("round", "serial", "store")
 
-    def __init__(self, store: Store, serial: int) -> None:
-        self.store, self.serial = store, serial
+    def __init__(self, store: Store, serial: int, round: int) -> None:
+        self.store, self.serial, self.round = store, serial, round
 
     def __del__(self) -> None:
         self.store.forget(self.serial)
@@ -58,11 +65,11 @@ class Store:
         self._serial = 0
         self._memory: dict[int, tuple[State, int]] = {}  # by serial, oldest first: state and bytes
         self._files: dict[int, Path] = {}
+        self._saved: dict[int, SavedState] = {}  # in memory or not
         self._owner = os.getpid()  # a forked copy must not delete files
 
-    def keep(self, state: State) -> Entry:
-        self._serial += 1
-        entry = Entry(self, self._serial)
+    def keep(self, state: State, round: int = 0) -> Entry:
+        entry = self._entry(round)
         state = {key: value.cpu() for key, value in state.items()}
         size = sum(v.numel() * v.element_size() for v in state.values())
         self._memory[entry.serial] = (state, size)
@@ -71,16 +78,40 @@ class Store:
             self._write_oldest()
         return entry
 
+    def keep_saved(self, saved: SavedState, round: int) -> Entry:
+        """A state that is in a file already."""
+        entry = self._entry(round)
+        self._saved[entry.serial] = saved
+        return entry
+
+    def _entry(self, round: int) -> Entry:
+        self._serial += 1
+        return Entry(self, self._serial, round)
+
     def read(self, entry: Entry) -> State:
         if entry.serial in self._memory:
             return self._memory[entry.serial][0]
         from safetensors.torch import load
 
-        path = self._files[entry.serial]
+        path = self._path(entry.serial)
         try:
             return load(path.read_bytes())  # not load_file, which maps the file: there are only so many maps
         except Exception as error:  # deleted, or a disk that fails
             raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
+
+    def _path(self, serial: int) -> Path:
+        return self._saved[serial].path if serial in self._saved else self._files[serial]
+
+    def save(self, entry: Entry, path: Path) -> SavedState:
+        """See to it that a state is in a file that lasts, this one unless it has one already."""
+        serial = entry.serial
+        if serial not in self._saved:
+            in_memory = self._memory.get(serial)
+            content = self._files[serial].read_bytes() if in_memory is None else packed(in_memory[0])
+            write_durably(path, content)
+            self._saved[serial] = SavedState(path, checksum(content))
+            self._drop_file(serial)
+        return self._saved[serial]
 
     @cached_property
     def _folder(self) -> Path:
@@ -90,20 +121,18 @@ class Store:
         return Path(folder)
 
     def _write_oldest(self) -> None:
-        from safetensors.torch import save_file
-
         serial, (state, size) = next(iter(self._memory.items()))
-        own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
-        try:
-            path = self._folder / f"{serial}.safetensors"
-            save_file(own, path)
-        except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
-            place = self.storage.folder or tempfile.gettempdir()
-            raise FedadcError(f"a client state cannot be written to {place} (storage.folder): {error}.") from error
-        if serial not in self._memory:  # its last holder went in the meantime
-            path.unlink(missing_ok=True)
-            return
-        self._files[serial] = path
+        if serial not in self._saved:
+            try:
+                path = self._folder / f"{serial}.safetensors"
+                path.write_bytes(packed(state))
+            except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
+                place = self.storage.folder or tempfile.gettempdir()
+                raise FedadcError(f"a client state cannot be written to {place} (storage.folder): {error}.") from error
+            if serial not in self._memory:  # its last holder went in the meantime
+                path.unlink(missing_ok=True)
+                return
+            self._files[serial] = path
         del self._memory[serial]
         self.used -= size
 
@@ -111,7 +140,11 @@ class Store:
         if serial in self._memory:
             _, size = self._memory.pop(serial)
             self.used -= size
-        elif serial in self._files and os.getpid() == self._owner:
+        self._saved.pop(serial, None)
+        self._drop_file(serial)
+
+    def _drop_file(self, serial: int) -> None:
+        if serial in self._files and os.getpid() == self._owner:
             self._files.pop(serial).unlink(missing_ok=True)
 
 
@@ -141,8 +174,11 @@ class ClientStates(Mapping[int, State]):
         return ClientStates(self.store, {**self._buckets, **touched})
 
     def __getitem__(self, client: int) -> State:
-        entry = self._buckets.get(client // BUCKET, {})[client]
+        entry = self.entry(client)
         return entry.store.read(entry)
+
+    def entry(self, client: int) -> Entry:
+        return self._buckets.get(client // BUCKET, {})[client]
 
     def __contains__(self, client: object) -> bool:
         return isinstance(client, Integral) and client in self._buckets.get(int(client) // BUCKET, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -82,7 +81,11 @@ def nobody_left() -> Iterator[None]:
     [
         (Failing(), RuntimeError, r"round 1, client 0 failed in a worker process:\n.*ZeroDivisionError"),
         (Refusing(), FedadcError, r"^one clear sentence\.\nin round 1, client \d+\nin a worker process:\n.*Traceback"),
-        (Vanishing(), FedadcError, r"ended by itself \(exit code 9\)"),
+        (
+            Vanishing(),
+            FedadcError,
+            r"worker processes died .* ended with exit code 9 in round 1, client \d; if memory",
+        ),
     ],
     ids=["bug", "refusal", "death"],
 )
@@ -108,18 +111,6 @@ def test_a_stream_that_is_let_go_ends_its_workers() -> None:
     first = next(trained.rounds(1)).state.theta  # and they come back
     trained.close()
     assert torch.equal(first, next(federation(FedAvg(), 0).rounds(1)).state.theta)
-
-
-@linux
-def test_a_worker_that_died_while_idle_is_told_of() -> None:
-    trained = federation(FedAvg(), 2)
-    stream = trained.rounds(3)
-    next(stream)
-    for worker in workers_alive():
-        os.kill(worker, signal.SIGKILL)
-    with pytest.raises(FedadcError, match=r"ended by itself \(exit code -9\)"):
-        next(stream)
-    assert not workers_alive()
 
 
 def thetas(trained: Federation, *starts: RunState) -> list[list[float]]:

@@ -205,9 +205,9 @@ def test_a_rounds_cost_does_not_grow_with_the_clients() -> None:
             self.reads += 1
             return super().read(entry)
 
-        def keep(self, state: State) -> Entry:
+        def keep(self, state: State, round: int = 0) -> Entry:
             self.keeps += 1
-            return super().keep(state)
+            return super().keep(state, round)
 
     trained = federation(FedDyn(), Storage(), clients=3000, cohort=2)  # one sample each, three buckets
     start, store = trained.start(), Counting(Storage())

@@ -1,0 +1,163 @@
+"""Workers that are killed for real: others take their place, the result is the same, and the event is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import small_federation
+from family import eventually, linux, workers_alive
+from fedadc.engines.workers import MOST_DEATHS, Workers
+from fedadc.errors import FedadcError
+from fedadc.evaluate import Evaluation
+from fedadc.federation.federation import Federation
+from fedadc.federation.local import LocalWork
+from fedadc.methods import METHODS, FedAvg, FedDyn, Method
+from fedadc.models import MLP
+
+pytestmark = linux
+
+
+def federation(method: Method, workers: int, **kw: Any) -> Federation:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "model": MLP((5,), 4, [6]).double(),
+        "data": small_federation(clients=20),
+        "local": LocalWork(epochs=2, batch_size=4, lr=0.1),
+    }
+    return Federation(method=method, workers=workers, **{**settings, **kw})
+
+
+@pytest.fixture(autouse=True)
+def nobody_left() -> Iterator[None]:
+    yield
+    eventually(lambda: not workers_alive(), 5)
+
+
+def outcome(stream: Any) -> tuple[Any, ...]:
+    rounds = list(stream)
+    last = rounds[-1].state
+    clients = {k: {n: v.tolist() for n, v in state.items()} for k, state in last.clients.items()}
+    told = [(r.train_loss, r.metrics, r.cohort, r.bytes_up) for r in rounds]
+    return last.theta.tolist(), {n: v.tolist() for n, v in last.server.items()}, clients, told
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillsItsWorkerOnce(FedAvg):
+    """Some clients end the process that trains them, the first time."""
+
+    marks: str
+
+    def finish(self, theta: Any, local: Any) -> Any:
+        mark = Path(self.marks) / f"{int(local.data.indices[0])}"
+        if int(local.data.indices[0]) % 3 == 0 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().finish(theta, local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillsItsWorkerOnceWithAState(KillsItsWorkerOnce, FedDyn):
+    pass
+
+
+@pytest.mark.parametrize(("method", "same"), [(KillsItsWorkerOnce, FedAvg()), (KillsItsWorkerOnceWithAState, FedDyn())])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_clients_of_a_killed_worker_run_again(
+    method: Any, same: Method, workers: int, tmp_path: Path, caplog: Any
+) -> None:
+    trained = federation(method(marks=str(tmp_path)), workers)
+    rounds = list(trained.rounds(3))
+    trained.close()
+    assert outcome(iter(rounds)) == outcome(federation(same, 0).rounds(3))
+    marks = len(list(tmp_path.iterdir()))
+    assert marks > 2, "nobody was killed"
+    events = [event for r in rounds for event in r.events]
+    assert len(events) == marks == sum("was killed by SIGKILL in round 1, client" in e for e in events)
+    assert caplog.messages == events
+
+
+@pytest.mark.parametrize("name", ["fedadc", "scaffold"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_workers_killed_at_any_moment_change_nothing(name: str, overlap: bool) -> None:
+    """Idle, training or counting, from outside, again and again."""
+    method, evaluation = METHODS[name](), Evaluation(batch_size=3, overlap=overlap)
+    trained = federation(method, 2, evaluation=evaluation)
+    kills, ended = 0, threading.Event()
+
+    def killer() -> None:
+        nonlocal kills
+        while not ended.wait(0.15):
+            for worker in list(workers_alive())[:1]:
+                os.kill(worker, signal.SIGKILL)
+                kills += 1
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        rounds, began = [], time.monotonic()
+        stream = trained.rounds(400)
+        for result in stream:
+            rounds.append(result)
+            if kills >= 8 or time.monotonic() - began > 20:
+                break
+    finally:
+        ended.set()
+        thread.join()
+        trained.close()
+    assert kills >= 8
+    assert sum(len(r.events) for r in rounds) >= 4
+    again = federation(method, 0, evaluation=evaluation).rounds(400)
+    assert outcome(iter(rounds)) == outcome(next(again) for _ in rounds)
+
+
+def test_all_workers_killed_while_idle_are_replaced() -> None:
+    trained = federation(FedAvg(), 3)
+    stream = trained.rounds(2)
+    first = next(stream)
+    for worker in workers_alive():
+        os.kill(worker, signal.SIGKILL)
+    second = next(stream)
+    trained.close()
+    assert outcome(iter([first, second])) == outcome(federation(FedAvg(), 0).rounds(2))
+    assert len(second.events) == 3
+
+
+class AlwaysDies(FedAvg):
+    """Client 4 needs more memory than there is, as the system's killer of processes sees it."""
+
+    def step(self, theta: Any, grad: Any, local: Any) -> Any:
+        if len(local.data) == 7 + 3 * 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(theta, grad, local)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_that_kills_every_worker_ends_the_run_with_a_reason(workers: int) -> None:
+    trained = federation(AlwaysDies(), workers, cohort=None)
+    with pytest.raises(FedadcError, match=r"processes died .* by SIGKILL in round 1, client .*\b4\b.*fewer workers"):
+        list(trained.rounds(2))
+    assert isinstance(trained.engine, Workers) and len(trained.engine.take_events()) == MOST_DEATHS - 1
+
+
+def test_the_server_of_the_workers_may_die_too() -> None:
+    from multiprocessing import forkserver
+
+    trained = federation(FedAvg(), 2)
+    stream = trained.rounds(2)
+    first = next(stream)
+    family = workers_alive()
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    for worker in family:
+        os.kill(worker, signal.SIGKILL)
+    assert outcome(iter([first, next(stream)])) == outcome(federation(FedAvg(), 0).rounds(2))
+    trained.close()
