@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedadc.data.partition import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
     from fedadc.errors import FedadcError
     from fedadc.evaluate import Evaluation
+    from fedadc.federation.faults import Faults
     from fedadc.federation.federation import Federation
     from fedadc.federation.local import Local, LocalWork
     from fedadc.federation.rounds import Round, RunState
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
         RestrictedSoftmax,
         SelfConfidence,
     )
-    from fedadc.runner import RunResult, run
+    from fedadc.runner import RunResult, resume, run
 
 # fmt: off
 _HOME = {
@@ -70,6 +71,7 @@ _HOME = {
     "data.partition": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
     "errors": ("FedadcError",),
     "evaluate": ("Evaluation",),
+    "federation.faults": ("Faults",),
     "federation.federation": ("Federation",),
     "federation.local": ("Local", "LocalWork"),
     "federation.rounds": ("Round", "RunState"),
@@ -83,7 +85,7 @@ _HOME = {
         "CrossEntropy", "GlobalDistillation", "ModelContrast", "NotTrueDistillation", "Objective", "RestrictedSoftmax",
         "SelfConfidence",
     ),
-    "runner": ("RunResult", "run"),
+    "runner": ("RunResult", "resume", "run"),
 }
 # fmt: on
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +29,10 @@ DataDir = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Workers = Annotated[
+    str, typer.Option(help="Processes that train clients: auto (a core each), a number, or 0 (this process).")
+]
+WorkersPerGpu = Annotated[int, typer.Option(min=1, help="What auto means on each GPU of --device cuda.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that stands in the way.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings to change.")]
 
@@ -51,11 +57,10 @@ def run(
     seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
-    workers: Annotated[
-        str, typer.Option(help="Processes that train clients: auto (a core each), a number, or 0 (this process).")
-    ] = "auto",
-    workers_per_gpu: Annotated[int, typer.Option(min=1, help="What auto means on each GPU of --device cuda.")] = 1,
+    workers: Workers = "auto",
+    workers_per_gpu: WorkersPerGpu = 1,
     overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out if there is one.")] = False,
 ) -> None:
     """Train by a config and leave a run directory."""
     from fedadc.processes import get_ready, import_torch
@@ -75,6 +80,46 @@ def run(
             chosen,
             out=out,
             overwrite=overwrite,
+            resume=resume,
+            data_dir=data_dir,
+            device=device,
+            workers=workers,
+            workers_per_gpu=workers_per_gpu,
+            watch=watch,
+            notes=notes,
+        )
+    run_summary(result)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="What may change, e.g. rounds=200.")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps (else as before).")] = None,
+    workers: Workers = "auto",
+    workers_per_gpu: WorkersPerGpu = 1,
+) -> None:
+    """Go on with a run that was interrupted or killed, or prolong it; the result is that of a run in one go."""
+    from fedadc.processes import get_ready, import_torch
+
+    if workers != "0":
+        get_ready()
+    import_torch()
+    from fedadc.config import load_config
+    from fedadc.errors import require
+    from fedadc.record import CONFIG
+    from fedadc.runner import resume as resume_run
+    from fedadc.terminal import progress_of_run, run_summary
+
+    require((run / CONFIG).is_file(), f"{run} is not a run directory: it has no {CONFIG}.")
+    rounds = load_config(run / CONFIG, overrides or ()).rounds
+    with progress_of_run(rounds, run.resolve().name) as (watch, notes):
+        result = resume_run(
+            run,
+            overrides or (),
             data_dir=data_dir,
             device=device,
             workers=workers,
@@ -156,8 +201,8 @@ def experiment(
     from fedadc.processes import import_torch
 
     import_torch()
+    from fedadc.directory import locked
     from fedadc.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
-    from fedadc.record import locked
     from fedadc.report import as_json, plot, summarise
     from fedadc.terminal import choices_table, comparison, note, progress_of_trials, say
 
@@ -269,7 +314,7 @@ def data_show(
 
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2, an interruption exit code 130."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("fedadc").addHandler(_Warnings(logging.WARNING))
     try:
         code = typer.main.get_command(app).main(prog_name="fedadc", standalone_mode=False)
     except BrokenPipeError:  # `| head` has what it wanted
@@ -279,13 +324,11 @@ def main() -> None:
         where = getattr(error, "__notes__", [])[:1]  # in which round, by which client
         print(f"error: {error}" + "".join(f" ({note})" for note in where), file=sys.stderr)
         code = 2
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except MemoryError:
-        print("error: memory is not enough for this; choose a smaller model or less data.", file=sys.stderr)
-        code = 2
+    except (KeyboardInterrupt, typer.Abort) as interruption:
+        asked = interruption if isinstance(interruption, KeyboardInterrupt) else interruption.__context__
+        code = 128 + getattr(asked, "number", signal.SIGINT)
     except Exception as error:
-        if isinstance(error, RuntimeError) and "not enough memory" in str(error):  # torch's way to say so
+        if isinstance(error, MemoryError) or "not enough memory" in str(error):  # torch's way to say so
             print("error: memory is not enough for this; choose a smaller model or less data.", file=sys.stderr)
             sys.exit(2)
         if not hasattr(error, "format_message"):  # a usage error of typer's has it
@@ -294,9 +337,17 @@ def main() -> None:
         if message:  # without a command the help has been shown
             print(f"error: {message}; see `fedadc --help`.", file=sys.stderr)
         code = 2
-    if code == 130:
-        print("interrupted; what was finished is kept.", file=sys.stderr)
+    if code and code > 128:
+        print("interrupted." if code == 130 else f"ended by {signal.Signals(code - 128).name}.", file=sys.stderr)
     sys.exit(code or 0)
+
+
+class _Warnings(logging.Handler):
+    """Warnings as lines of their own, above a progress bar if there is one: it stands in for sys.stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            print(f"warning: {record.getMessage()}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import yaml
 
+from fedadc.checkpoint import Checkpointing
 from fedadc.data.batches import Augment
 from fedadc.data.partition import PARTITIONS, Partition
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Evaluation
+from fedadc.federation.faults import Faults
 from fedadc.federation.federation import Weighting
 from fedadc.federation.local import MOST, LocalWork
 from fedadc.federation.schedule import SCHEDULES, Schedule
@@ -113,7 +115,9 @@ class Config:
     cohort: CohortConfig = field(default_factory=CohortConfig)
     evaluate: Evaluation = field(default_factory=Evaluation)
     stop: StopConfig = field(default_factory=StopConfig)
+    faults: Faults = field(default_factory=Faults)
     storage: Storage = field(default_factory=Storage)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # where files are looked up first
 
     def __post_init__(self) -> None:

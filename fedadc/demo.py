@@ -36,7 +36,7 @@ def configs(seeds: int) -> Iterator[tuple[str, Config]]:
 
 def run_demo(out: Path, seeds: int, overwrite: bool, watch: Callable[[str, dict[str, Any]], None]) -> list[Path]:
     """All runs, one directory each."""
-    from fedadc.record import check_free
+    from fedadc.directory import check_free
     from fedadc.runner import run
 
     planned = list(configs(seeds))

@@ -19,6 +19,10 @@ class Diverged(FedadcError):
     """Training has left the finite numbers."""
 
 
+class CannotResume(FedadcError):
+    """The run in a directory cannot go on as it was asked to; nothing in it was changed."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)

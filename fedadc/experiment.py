@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.config import TABLES, Config, load_config
-from fedadc.errors import Diverged, FedadcError, one_line, require
+from fedadc.directory import write_text
+from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
 from fedadc.evaluate import reaches
 from fedadc.plan import prepare
 from fedadc.processes import interrupts_wait
-from fedadc.record import MODEL, RecordedRun, read_run, write_text
+from fedadc.record import MODEL, RecordedRun, read_run
 from fedadc.report import final, higher_is_better
+from fedadc.runner import RunResult, run
 from fedadc.schema import Schema
 from fedadc.tree import changed, overlay, read_yaml
 
@@ -205,15 +207,21 @@ def _train(
     tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None
 ) -> tuple[dict[str, Any], str | None, bool]:
     """In a process of its own: the last record, or why there is none, and whether it diverged."""
-    from fedadc.runner import run
-
     try:
         config = load_config(tree, folder=folder)
-        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None).history[-1], None, False
+        return _run_on(config, out, data_dir).history[-1], None, False
     except FedadcError as error:
         return {}, str(error), isinstance(error, Diverged)
     except Exception as error:  # a bug in a user's own method must not end the others' runs
         return {}, f"{type(error).__name__}: {one_line(error)}", False
+
+
+def _run_on(config: Config, out: Path, data_dir: Path | None) -> RunResult:
+    """From its last checkpoint; from the beginning where there is none that fits."""
+    try:
+        return run(config, out=out, resume=True, data_dir=data_dir, notes=lambda _: None)
+    except CannotResume:
+        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None)
 
 
 def _finished(path: Path, config: Config) -> bool:

@@ -68,6 +68,7 @@ def prepare(
         augment=config.data.augment,
         evaluation=config.evaluate,
         storage=replace(config.storage, folder=_states_folder(config, out)),
+        faults=config.faults,
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,

@@ -27,4 +27,6 @@ local:
 cohort: {size: 10}           # clients per round; or ratio: 0.2
 evaluate: {every: 1}         # rounds; metrics: [top5, macro_f1, per_class]
 # stop: {accuracy: 0.95}     # end early
+# faults: {drop: 0.3, slow: 0.2}   # shares of the cohort that never report, that do fewer steps
+# checkpoint: {every: 10}    # rounds; else by time. Go on after an interruption with: fedadc resume RUN
 """

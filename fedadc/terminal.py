@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -41,6 +42,7 @@ out = _Console()
 err = _Console(stderr=True)
 SHADES = " ░▒▓█"
 SHOWN_CLIENTS = 40
+SILENCE = 30  # seconds without a word, at most, where rounds are quicker
 
 
 def say(text: str) -> None:
@@ -55,14 +57,22 @@ class _Lines:
     """Progress where there is no terminal: a line now and then."""
 
     def __init__(self, total: int, unit: str) -> None:
-        self.total, self.unit, self.done, self.began = total, unit, 0, time.monotonic()
+        self.total, self.unit, self.done, self.start = total, unit, 0, 0
+        self.began = self.said = time.monotonic()
+
+    def begin_at(self, done: int) -> None:
+        """Of a run that goes on."""
+        self.done = self.start = done
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
         self.done += 1
-        if self.done % max(1, self.total // 10) == 0 or self.done == self.total:
-            left = (time.monotonic() - self.began) / self.done * (self.total - self.done)
+        now = time.monotonic()
+        tenth = self.done % max(1, self.total // 10) == 0
+        if tenth or self.done == self.total or now - self.said > SILENCE:
+            self.said = now
+            left = (now - self.began) / (self.done - self.start) * (self.total - self.done)
             parts = (f"{what}: {self.done}/{self.total} {self.unit}", _state(record), f"{left:.0f} s left")
-            err.print(Text(", ".join(filter(None, parts))))
+            err.print(Text(", ".join(filter(None, parts))), soft_wrap=True)
 
 
 def _state(record: dict[str, Any]) -> str:
@@ -73,10 +83,26 @@ def _state(record: dict[str, Any]) -> str:
     return f"loss {loss:.3f}" if isinstance(loss, float) else ""
 
 
+class _Bar:
+    """Progress in a terminal."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.last = progress, ""
+        self.task = progress.add_task("starting", total=total, state="")
+
+    def begin_at(self, done: int) -> None:
+        self.progress.reset(self.task, completed=done)
+
+    def advance(self, what: str, record: dict[str, Any]) -> None:
+        if "test_accuracy" in record or not self.last.startswith("accuracy"):
+            self.last = _state(record)
+        self.progress.update(self.task, advance=1, description=what, state=self.last)
+
+
 @contextmanager
-def _bar(total: int, unit: str = "rounds") -> Iterator[Callable[[str, dict[str, Any]], None]]:
+def _bar(total: int, unit: str = "rounds") -> Iterator[_Lines | _Bar]:
     if not err.is_terminal:
-        yield _Lines(total, unit).advance
+        yield _Lines(total, unit)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -87,41 +113,42 @@ def _bar(total: int, unit: str = "rounds") -> Iterator[Callable[[str, dict[str, 
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=False) as progress:
-        task = progress.add_task("starting", total=total, state="")
-        last = ""
-
-        def advance(what: str, record: dict[str, Any]) -> None:
-            nonlocal last
-            last = _state(record) if "test_accuracy" in record or not last.startswith("accuracy") else last
-            progress.update(task, advance=1, description=what, state=last)
-
-        yield advance
+        yield _Bar(progress, total)
 
 
 @contextmanager
 def progress_of_run(rounds: int, name: str) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
     """A watcher of rounds, and a place for notes on the data."""
-    with _bar(rounds) as advance:
-        yield (lambda record: advance(name, record)), note
+    with _bar(rounds) as bar:
+        first = True
+
+        def watch(record: dict[str, Any]) -> None:
+            nonlocal first
+            if first:
+                bar.begin_at(record["round"] - 1)
+            first = False
+            bar.advance(name, record)
+
+        yield watch, note
 
 
 @contextmanager
 def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
     seen: dict[str, int] = {}
 
-    with _bar(rounds) as advance:
+    with _bar(rounds) as bar:
 
         def watch(name: str, record: dict[str, Any]) -> None:
             number = seen.setdefault(name, len(seen) + 1)
-            advance(f"{number:>2}/{runs} {name:<24}", record)
+            bar.advance(f"{number:>2}/{runs} {name:<24}", record)
 
         yield watch
 
 
 @contextmanager
 def progress_of_trials(trials: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    with _bar(trials, "runs") as advance:
-        yield advance
+    with _bar(trials, "runs") as bar:
+        yield bar.advance
 
 
 @contextmanager
@@ -175,6 +202,10 @@ def run_summary(result: RunResult) -> None:
     say(f"round {last['round']}: {', '.join(known)}")
     if last["round"] < result.config.rounds:
         say(f"stopped early: accuracy {result.config.stop.accuracy} is reached")
+    bad = Counter(client for record in result.history for client in record.get("skipped", []))
+    if bad:
+        worst = ", ".join(f"{client} ({times} ×)" for client, times in bad.most_common(5))
+        note(f"{bad.total()} updates were not finite and left out (`skipped` in metrics.jsonl), of clients {worst}")
     say(f"run:   {result.out}")
 
 

@@ -21,11 +21,11 @@ from torch import nn
 
 from fedadc import cli, demo
 from fedadc.config import load_config
+from fedadc.directory import locked
 from fedadc.plan import load_data
-from fedadc.record import locked
 
 PNG = b"\x89PNG\r\n\x1a\n"
-FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"}
+FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json", "checkpoints"}
 KEYS = ["round", "lr", "train_loss", "test_accuracy", "test_loss", "cohort", "bytes_up", "bytes_down", "seconds"]
 SMALL = {
     "rounds": 3,
@@ -35,6 +35,11 @@ SMALL = {
     "local": {"steps": 4, "batch_size": 16, "lr": 0.1},
     "cohort": {"size": 4},
 }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 class Answer(NamedTuple):
@@ -185,7 +190,7 @@ def test_a_run_leaves_what_it_should(call: Call, tmp_path: Path) -> None:
 
 def test_other_people_can_read_all_files_of_a_run_alike(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "rounds=1", "--out", "a"))
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "a").iterdir()}
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert len(set(modes.values())) == 1, modes
 
 
@@ -403,16 +408,16 @@ def test_a_run_that_stands_in_the_way_is_kept_unless_told_otherwise(call: Call, 
     run = tmp_path / "a"
     run.mkdir()  # an empty folder is no run
     fine(call("run", "small.yaml", "--out", "a"))
-    before = {p.name: p.read_bytes() for p in run.iterdir()}
+    before = contents(run)
     refused(call("run", "small.yaml", "--out", "a"), "--overwrite")
     refused(call("run", "small.yaml", "local.lrr=1", "--out", "a", "--overwrite"), "lr")
-    assert {p.name: p.read_bytes() for p in run.iterdir()} == before
+    assert contents(run) == before
     fine(call("run", "small.yaml", "rounds=1", "--out", "a", "--overwrite"))
     assert len(records(run)) == 1 and {p.name for p in run.iterdir()} == FILES
     (run / "thesis.txt").write_text("years of work")
-    before = {p.name: p.read_bytes() for p in run.iterdir()}
+    before = contents(run)
     refused(call("run", "small.yaml", "--out", "a", "--overwrite"), "thesis.txt")
-    assert {p.name: p.read_bytes() for p in run.iterdir()} == before
+    assert contents(run) == before
 
 
 def test_what_a_killed_run_left_can_be_overwritten(call: Call, tmp_path: Path) -> None:
@@ -541,9 +546,9 @@ def test_what_a_loader_did_is_said_and_recorded(call: Any, tmp_path: Path) -> No
 
 def test_an_old_run_comes_back_if_the_new_one_never_has_a_round(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
-    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    before = contents(tmp_path / "a")
     refused(call("run", "small.yaml", "local.lr=1e25", "--out", "a", "--overwrite"), "diverged")
-    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    assert contents(tmp_path / "a") == before
     fine(call("run", "small.yaml", "rounds=1", "--out", "a", "--overwrite"))
     assert len(records(tmp_path / "a")) == 1
     assert {p.name for p in tmp_path.iterdir()} == {"small.yaml", "a"}  # nothing put aside is left
@@ -551,10 +556,10 @@ def test_an_old_run_comes_back_if_the_new_one_never_has_a_round(call: Call, tmp_
 
 def test_a_second_process_in_a_run_directory_is_refused(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
-    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    before = contents(tmp_path / "a")
     with locked(tmp_path / "a"):
         refused(call("run", "small.yaml", "--out", "a", "--overwrite"), "another process is writing to a")
-    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    assert contents(tmp_path / "a") == before
 
 
 def test_compare_tells_which_runs_did_not_come_to_their_end(call: Call, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from fedadc.models import MLP
 from fedadc.objectives import ModelContrast
 from fedadc.runner import run
 from test_cli import FILES as RUN_FILES
-from test_cli import SMALL, Call, fine, refused
+from test_cli import SMALL, Call, contents, fine, refused
 
 call = test_cli.call  # the fixture
 CLIENTS, COHORT, ROUNDS = 1000, 50, 4
@@ -255,7 +255,9 @@ def test_a_process_leaves_no_file_however_it_ends(end: str, code: int, counts: i
 def test_a_run_directory_holds_states_no_longer_than_its_result(tmp_path: Path) -> None:
     config = {**SMALL, "method": "scaffold", "storage": {"memory_gb": 0}}
     result = run(config, out=tmp_path / "a")
-    assert len(files(tmp_path / "a")) == len(result.state.clients) > 4
+    kept = list((tmp_path / "a/checkpoints/clients").iterdir())
+    assert len(kept) == len(result.state.clients) > 4  # the checkpoint has them now
+    assert len(list((tmp_path / "a").glob("fedadc-states-*/*"))) == 0
     del result
     gc.collect()
     assert {p.name for p in (tmp_path / "a").iterdir()} == RUN_FILES
@@ -501,9 +503,9 @@ def test_the_end_of_a_store_is_no_warning(folder: Path) -> None:
 
 def test_a_missing_folder_is_found_before_an_old_run_is_replaced(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
-    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    before = contents(tmp_path / "a")
     refused(call("run", "small.yaml", "storage.folder=absent", "--out", "a", "--overwrite"), "absent")
-    assert (tmp_path / "a").is_dir() and {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    assert (tmp_path / "a").is_dir() and contents(tmp_path / "a") == before
 
 
 def test_a_folder_beside_the_config_is_found(call: Call, tmp_path: Path) -> None:
@@ -514,7 +516,7 @@ def test_a_folder_beside_the_config_is_found(call: Call, tmp_path: Path) -> None
 
 def test_a_folder_that_takes_no_files_is_found_before_an_old_run_is_replaced(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
-    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    before = contents(tmp_path / "a")
     place = f"storage.folder={unwritable(tmp_path)}"
     refused(call("run", "small.yaml", "method=feddyn", place, "storage.memory_gb=0", "--out", "a", "--overwrite"))
-    assert (tmp_path / "a").is_dir() and {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    assert (tmp_path / "a").is_dir() and contents(tmp_path / "a") == before

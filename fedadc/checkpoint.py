@@ -1,0 +1,297 @@
+"""Checkpoints: all that a run needs to go on with the same bits, in safetensors and JSON.
+
+    checkpoints/round-00000120.json          the manifest: what belongs to the checkpoint, with checksums
+    checkpoints/round-00000120.safetensors   theta and the server's state
+    checkpoints/clients/7-118.safetensors    the state of client 7 after round 118
+
+A checkpoint is there once its manifest is, and that is renamed into its place when all else has reached the disk. A
+client's file never changes; it is deleted when neither of the last two checkpoints names it. There is no generator
+state: every random number comes from (seed, purpose, round, client).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedadc.durable import checksum, flush_folder, packed, write_durably
+from fedadc.errors import CannotResume, FedadcError, one_line, require
+from fedadc.federation.rounds import RunState
+from fedadc.federation.store import ClientStates, Entry, SavedState, Store
+
+if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
+
+FORMAT = 1
+FOLDER = "checkpoints"  # in a run directory
+CLIENTS = "clients"
+KEPT = 2
+LARGEST_SHARE = 0.02  # of a run's time that writing may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """How often a run is saved."""
+
+    every: int | None = None  # rounds; None: by time
+    seconds: float = 30.0  # by time: so many after the last, but never more than 2 % of the run's time
+
+    def __post_init__(self) -> None:
+        require(self.every is None or self.every >= 1, f"checkpoint.every must be at least 1, not {self.every}.")
+        require(
+            0 <= self.seconds < float("inf"), f"checkpoint.seconds must be 0 or more and finite, not {self.seconds}."
+        )
+
+
+class Pace:
+    """Says when the next checkpoint is due."""
+
+    def __init__(self, settings: Checkpointing) -> None:
+        self.settings = settings
+        self._last, self._cost = time.monotonic(), 0.0
+
+    def due(self, round: int) -> bool:
+        if self.settings.every is not None:
+            return round % self.settings.every == 0
+        return time.monotonic() - self._last >= max(self.settings.seconds, self._cost / LARGEST_SHARE)
+
+    def took(self, began: float) -> None:
+        self._last = time.monotonic()
+        self._cost = self._last - began
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far another file of the run had come, and what it held up to there."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What belongs to a checkpoint. Names of files follow from numbers, so none can lead elsewhere."""
+
+    format: int
+    round: int
+    horizon: int
+    config: str  # checksum of the settings that decide the result
+    data: str  # checksum of the samples and of who holds them
+    state: str  # checksum of the file with theta and the server's state
+    metrics: Mark
+    clients: list[tuple[int, int, str]]  # client, round of its state, checksum of its file
+
+    @property
+    def name(self) -> str:
+        return _name(self.round)
+
+
+class Unusable(Exception):
+    """Why a checkpoint cannot be used."""
+
+
+class Checkpoints:
+    """The checkpoints of one run in a folder."""
+
+    def __init__(self, folder: Path, federation: Federation, config: str = "") -> None:
+        self.folder, self.federation, self.config = folder.resolve(), federation, config
+        self._last: Manifest | None = None  # written or read
+        self._data: str | None = None
+
+    @property
+    def round(self) -> int:
+        """Of the last checkpoint; 0 if there is none."""
+        return 0 if self._last is None else self._last.round
+
+    def write(self, state: RunState, metrics: Mark) -> None:
+        for folder in (self.folder, self.folder / CLIENTS):
+            folder.mkdir(exist_ok=True)
+        clients = [(k, entry.round, saved.checksum) for k, entry, saved in self._saved(state.clients)]
+        flush_folder(self.folder / CLIENTS)
+        content = packed({"theta": state.theta, **{f"server.{name}": v for name, v in state.server.items()}})
+        write_durably(self.folder / f"{_name(state.round)}.safetensors", content)
+        manifest = Manifest(
+            FORMAT, state.round, state.horizon, self.config, self._data_mark(), checksum(content), metrics, clients
+        )
+        write_durably(self.folder / f"{_name(state.round)}.json", _sealed(manifest))
+        flush_folder(self.folder)
+        self._forget_all_but(manifest, self._last)
+        self._last = manifest
+
+    def _saved(self, clients: ClientStates) -> Iterator[tuple[int, Entry, SavedState]]:
+        for client in clients:
+            entry = clients.entry(client)
+            yield client, entry, entry.store.save(entry, self.folder / CLIENTS / _client_file(client, entry.round))
+
+    def _forget_all_but(self, *manifests: Manifest | None) -> None:
+        kept = [m for m in manifests if m is not None][:KEPT]
+        names = {m.name for m in kept}
+        for file in self.folder.iterdir():
+            if file.is_file() and file.stem not in names:
+                file.unlink(missing_ok=True)
+        clients = {_client_file(client, round) for m in kept for client, round, _ in m.clients}
+        for file in (self.folder / CLIENTS).iterdir():
+            if file.name not in clients:
+                file.unlink(missing_ok=True)
+
+    def newest(
+        self, metrics_of: Callable[[int], Mark | None], warn: Callable[[str], None]
+    ) -> tuple[RunState, Manifest] | None:
+        """The newest good one; None if there is none at all. Those that are not good are named in warnings.
+
+        `metrics_of(bytes)` is the mark of the first so many bytes of the metrics, if there are so many.
+        """
+        found = sorted(self.folder.glob("round-*.json"), reverse=True) if self.folder.is_dir() else []
+        reasons = []
+        for path in found:
+            try:
+                manifest = self._manifest(path)
+                if metrics_of(manifest.metrics.bytes) != manifest.metrics:
+                    raise Unusable("metrics.jsonl no longer holds the rounds before it")
+                state = self._state(manifest)
+            except Unusable as error:
+                reasons.append(f"{path} cannot be used: {error}")
+            except OSError as error:
+                reasons.append(f"{path} cannot be read ({error.strerror or error})")
+            else:
+                for reason in reasons:
+                    warn(f"{reason}; going on from the one before")
+                self._last = manifest
+                return state, manifest
+        if reasons:
+            raise CannotResume("no checkpoint is good, and nothing was changed: " + "; ".join(reasons) + ".")
+        return None
+
+    def _manifest(self, path: Path) -> Manifest:
+        manifest = _opened(path.read_bytes())
+        if manifest.name != path.stem:
+            raise Unusable(f"it is of round {manifest.round}")
+        if manifest.config != self.config:
+            raise Unusable("it belongs to a run with other settings")
+        if manifest.data != self._data_mark():
+            raise Unusable("it belongs to other data, or the data has changed since")
+        return manifest
+
+    def _state(self, manifest: Manifest) -> RunState:
+        start = self.federation.start()
+        tensors = _tensors(self.folder / f"{manifest.name}.safetensors", manifest.state)
+        theta = tensors.pop("theta", None)
+        server = {name.removeprefix("server."): v for name, v in tensors.items()}
+        if theta is None or theta.shape != start.theta.shape or theta.dtype != start.theta.dtype:
+            raise Unusable("it is of another model")
+        device, store = start.theta.device, Store(self.federation.storage)
+        clients: dict[int, Entry] = {}
+        for client, round, mark in manifest.clients:
+            if not 0 <= client < len(self.federation.clients):
+                raise Unusable(f"there is no client {client}")
+            path = self.folder / CLIENTS / _client_file(client, round)
+            if _checksum_of(path) != mark:
+                raise Unusable(f"{CLIENTS}/{path.name} is damaged or missing")
+            clients[client] = store.keep_saved(SavedState(path, mark), round)
+        # clones: torch's own memory begins where vectors should, a file's content anywhere
+        return RunState(
+            manifest.round,
+            theta.to(device, copy=True),
+            {name: v.to(device, copy=True) for name, v in server.items()},
+            ClientStates(store).updated(clients),
+            manifest.horizon,
+        )
+
+    def _data_mark(self) -> str:
+        if self._data is None:
+            self._data = _data_checksum(self.federation)
+        return self._data
+
+
+def _name(round: int) -> str:
+    return f"round-{round:08d}"
+
+
+def _client_file(client: int, round: int) -> str:
+    return f"{client}-{round}.safetensors"
+
+
+def _sealed(manifest: Manifest) -> bytes:
+    tree = asdict(manifest)
+    return json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode()
+
+
+def _opened(content: bytes) -> Manifest:
+    try:
+        sealed = json.loads(content)
+        tree, seal = sealed["manifest"], sealed["checksum"]
+        version = tree["format"]
+        whole = checksum(_canonical(tree)) == seal
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Unusable("it is truncated or damaged") from None
+    if version != FORMAT:
+        raise Unusable(f"its format is {version!r:.20}, this version of fedadc reads {FORMAT}")
+    if not whole:
+        raise Unusable("it is damaged: its checksum is wrong")
+    try:
+        return TypeAdapter(Manifest).validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        raise Unusable(f"it is no manifest of ours ({one_line(error)[:100]})") from None
+
+
+def _canonical(tree: object) -> bytes:
+    return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _tensors(path: Path, mark: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        content = path.read_bytes()
+        if checksum(content) != mark:
+            raise Unusable(f"{path.name} is truncated, damaged or of another checkpoint")
+        tensors: dict[str, Tensor] = load(content)
+    except FileNotFoundError:
+        raise Unusable(f"{path.name} is missing") from None
+    except SafetensorError as error:
+        raise Unusable(f"{path.name} is no safetensors file ({one_line(error)})") from None
+    return tensors
+
+
+def _checksum_of(path: Path) -> str | None:
+    try:
+        return checksum(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _data_checksum(federation: Federation) -> str:
+    """Of all samples, and of who holds them."""
+    digest = hashlib.sha256()
+    for name, samples in federation.data.splits().items():
+        for tensor in (samples.x, samples.y):
+            digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
+    for array in (federation.clients.indices, federation.clients.offsets):
+        digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
+    return digest.hexdigest()
+
+
+def check_room(free: int, federation: Federation) -> None:
+    """Refuse a disk that cannot even hold one checkpoint."""
+    state = federation.start()
+    theta = state.theta
+    own = {**federation.method.client_state(theta), **federation.method.objective.client_state(theta)}
+    size = {name: v.numel() * v.element_size() for name, v in (("theta", theta), *state.server.items())}
+    each = sum(v.numel() * v.element_size() for v in own.values())
+    needed = sum(size.values()) + size["theta"] + federation.cohort * each
+    if free < needed:
+        raise FedadcError(
+            f"the disk has {free / 1e6:.1f} MB left, but this run's first checkpoint and model take "
+            f"{needed / 1e6:.1f} MB; make room, or choose another --out."
+        )
