@@ -324,9 +324,8 @@ def main() -> None:
         where = getattr(error, "__notes__", [])[:1]  # in which round, by which client
         print(f"error: {error}" + "".join(f" ({note})" for note in where), file=sys.stderr)
         code = 2
-    except (KeyboardInterrupt, typer.Abort) as interruption:
-        asked = interruption if isinstance(interruption, KeyboardInterrupt) else interruption.__context__
-        code = 128 + getattr(asked, "number", signal.SIGINT)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except Exception as error:
         if isinstance(error, MemoryError) or "not enough memory" in str(error):  # torch's way to say so
             print("error: memory is not enough for this; choose a smaller model or less data.", file=sys.stderr)
@@ -337,8 +336,14 @@ def main() -> None:
         if message:  # without a command the help has been shown
             print(f"error: {message}; see `fedadc --help`.", file=sys.stderr)
         code = 2
-    if code and code > 128:
-        print("interrupted." if code == 130 else f"ended by {signal.Signals(code - 128).name}.", file=sys.stderr)
+    if code == 130:  # typer's code for any KeyboardInterrupt
+        from fedadc.interrupts import asked_by
+
+        number = asked_by()
+        code = 128 + number
+        print(
+            "interrupted." if number == signal.SIGINT else f"ended by {signal.Signals(number).name}.", file=sys.stderr
+        )
     sys.exit(code or 0)
 
 

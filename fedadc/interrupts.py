@@ -22,14 +22,21 @@ class Stopped(KeyboardInterrupt):
 class _Listener:
     holding = 0  # how many `held_back` are under way
     waiting: int | None = None  # a signal that came meanwhile
+    last: int = signal.SIGINT
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.last = number
         if not self.holding:
             raise Stopped(number)
         self.waiting = number
 
 
 _listener = _Listener()
+
+
+def asked_by() -> int:
+    """The last signal that asked for the end; SIGINT if Python itself dealt with it."""
+    return _listener.last
 
 
 @contextmanager
