@@ -38,8 +38,9 @@ SMALL = {
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """All files below a folder, but for a lock."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 class Answer(NamedTuple):
