@@ -25,6 +25,7 @@ os.environ.setdefault("MKL_CBWR", _widest_vectors())  # read when torch loads
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; read at the first product on a GPU
 
 if TYPE_CHECKING:
+    from fedadc.checkpoint import Checkpoints
     from fedadc.config import Config, load_config
     from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
     from fedadc.data.batches import Augment, Batch
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 # fmt: off
 _HOME = {
+    "checkpoint": ("Checkpoints",),
     "config": ("Config", "load_config"),
     "data": ("Dataset", "Normalisation", "from_arrays", "from_clients", "from_torch"),
     "data.batches": ("Augment", "Batch"),

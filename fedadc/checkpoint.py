@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from fedadc.federation.store import ClientStates, Entry, SavedState, Store
 if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
 
+log = logging.getLogger("fedadc")
 FORMAT = 1
 FOLDER = "checkpoints"  # in a run directory
 CLIENTS = "clients"
@@ -77,6 +79,9 @@ class Mark:
     checksum: str
 
 
+NOTHING = Mark(0, "")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What belongs to a checkpoint. Names of files follow from numbers, so none can lead elsewhere."""
@@ -102,17 +107,24 @@ class Unusable(Exception):
 class Checkpoints:
     """The checkpoints of one run in a folder."""
 
-    def __init__(self, folder: Path, federation: Federation, config: str = "") -> None:
-        self.folder, self.federation, self.config = folder.resolve(), federation, config
-        self._last: Manifest | None = None  # written or read
+    def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
+        self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
+        self.last: Manifest | None = None  # written or read
         self._data: str | None = None
 
     @property
     def round(self) -> int:
         """Of the last checkpoint; 0 if there is none."""
-        return 0 if self._last is None else self._last.round
+        return 0 if self.last is None else self.last.round
 
-    def write(self, state: RunState, metrics: Mark) -> None:
+    def write(self, state: RunState, metrics: Mark = NOTHING) -> None:
+        """Save a state of the federation after a round."""
+        try:
+            self._write(state, metrics)
+        except OSError as error:
+            raise FedadcError(f"cannot write to {self.folder} ({error.strerror or error}).") from error
+
+    def _write(self, state: RunState, metrics: Mark) -> None:
         for folder in (self.folder, self.folder / CLIENTS):
             folder.mkdir(exist_ok=True)
         clients = [(k, entry.round, saved.checksum) for k, entry, saved in self._saved(state.clients)]
@@ -124,8 +136,8 @@ class Checkpoints:
         )
         write_durably(self.folder / f"{_name(state.round)}.json", _sealed(manifest))
         flush_folder(self.folder)
-        self._forget_all_but(manifest, self._last)
-        self._last = manifest
+        self._forget_all_but(manifest, self.last)
+        self.last = manifest
 
     def _saved(self, clients: ClientStates) -> Iterator[tuple[int, Entry, SavedState]]:
         for client in clients:
@@ -144,9 +156,11 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
 
     def newest(
-        self, metrics_of: Callable[[int], Mark | None], warn: Callable[[str], None]
-    ) -> tuple[RunState, Manifest] | None:
-        """The newest good one; None if there is none at all. Those that are not good are named in warnings.
+        self,
+        metrics_of: Callable[[int], Mark | None] = lambda _: NOTHING,
+        warn: Callable[[str], None] = log.warning,
+    ) -> RunState | None:
+        """The state of the newest good one; None if there is none at all. Those that are not are named in warnings.
 
         `metrics_of(bytes)` is the mark of the first so many bytes of the metrics, if there are so many.
         """
@@ -165,8 +179,8 @@ class Checkpoints:
             else:
                 for reason in reasons:
                     warn(f"{reason}; going on from the one before")
-                self._last = manifest
-                return state, manifest
+                self.last = manifest
+                return state
         if reasons:
             raise CannotResume("no checkpoint is good, and nothing was changed: " + "; ".join(reasons) + ".")
         return None

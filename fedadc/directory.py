@@ -120,16 +120,15 @@ class RunDirectory:
         directory = cls(path, plan)
         with directory._opening():
             metrics = directory._open_metrics()
-            found = directory.checkpoints.newest(metrics.mark_of, warn)
-            if found is not None:
-                directory.state = found[0]
+            directory.state = directory.checkpoints.newest(metrics.mark_of, warn) or directory.state
             done = directory.state.round
             if plan.config.rounds < done:
                 raise CannotResume(
                     f"the run in {path} has {done} rounds already; rounds must be at least that, not "
                     f"{plan.config.rounds}."
                 )
-            directory.history = metrics.cut(0 if found is None else found[1].metrics.bytes)
+            last = directory.checkpoints.last
+            directory.history = metrics.cut(0 if last is None else last.metrics.bytes)
             _sweep(path)
             write_text(path / CONFIG, plan.config.yaml())
             directory._note_environment(facts, warn)
@@ -150,7 +149,7 @@ class RunDirectory:
     def append(self, result: Round) -> dict[str, Any]:
         """Record a round, and write a checkpoint if one is due."""
         record = record_of(result)
-        with self._writing(), held_back():
+        with self._writing():
             self._metrics.append(record)
             self.state = result.state
             self.history.append(record)

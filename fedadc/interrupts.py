@@ -21,14 +21,13 @@ class Stopped(KeyboardInterrupt):
 
 class _Listener:
     holding = 0  # how many `held_back` are under way
-    waiting: int | None = None  # a signal that came meanwhile
+    waiting: int | None = None  # a signal that nobody has answered: Python drops what is raised in a destructor
     last: int = signal.SIGINT
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.last = number
+        self.last = self.waiting = number
         if not self.holding:
             raise Stopped(number)
-        self.waiting = number
 
 
 _listener = _Listener()
@@ -50,6 +49,7 @@ def stopping_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        _listener.waiting = None
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -18,7 +18,7 @@ from fedadc.evaluate import reaches
 from fedadc.exact import resolve_device, resolve_workers
 from fedadc.federation.rounds import RunState
 from fedadc.identity import require_same, with_horizon_of
-from fedadc.interrupts import stopping_on_signals
+from fedadc.interrupts import held_back, stopping_on_signals
 from fedadc.plan import Plan, prepare
 from fedadc.record import CONFIG, record_of
 
@@ -159,10 +159,11 @@ def execute(
     with stopping_on_signals():
         try:
             for result in () if ended else federation.rounds(config.rounds, state, config.stop.accuracy):
-                if directory is None:
-                    history.append(record_of(result))
-                else:
-                    directory.append(result)
+                with held_back():
+                    if directory is None:
+                        history.append(record_of(result))
+                    else:
+                        directory.append(result)
                 state = result.state
                 if watch:
                     watch(history[-1])

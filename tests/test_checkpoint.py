@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedadc
+from conftest import small_federation
 from fedadc.checkpoint import Checkpointing, Manifest, Mark, Pace, Unusable, _canonical, _opened, _sealed
 from fedadc.durable import checksum
 from fedadc.errors import CannotResume, FedadcError
@@ -382,3 +384,29 @@ def test_every_k_rounds(tmp_path: Path) -> None:
     for settings in ({"every": 0}, {"seconds": -1.0}, {"seconds": float("inf")}):
         with pytest.raises(FedadcError, match="checkpoint"):
             Checkpointing(**settings)
+
+
+def test_a_loop_of_ones_own_can_be_saved_too(tmp_path: Path) -> None:
+    def federation() -> fedadc.Federation:
+        torch.manual_seed(0)
+        net, method = torch.nn.Linear(5, 4).double(), fedadc.Scaffold()
+        return fedadc.Federation(model=net, data=small_federation(), method=method, cohort=3)
+
+    whole = list(federation().rounds(6))[-1].state
+    first = federation()
+    checkpoints = fedadc.Checkpoints(tmp_path / "mine", first)
+    assert checkpoints.newest() is None
+    for result in first.rounds(6):
+        checkpoints.write(result.state)
+        if result.round == 4:
+            break
+    second = federation()
+    state = fedadc.Checkpoints(tmp_path / "mine", second).newest()
+    assert state is not None and state.round == 4
+    last = list(second.rounds(6, start=state))[-1].state
+    assert torch.equal(last.theta, whole.theta) and torch.equal(last.server["c"], whole.server["c"])
+    assert {k: s["c"].tolist() for k, s in last.clients.items()} == {
+        k: s["c"].tolist() for k, s in whole.clients.items()
+    }
+    with pytest.raises(FedadcError, match="cannot write to"):
+        fedadc.Checkpoints(tmp_path / "no" / "such", second).write(last)
