@@ -152,7 +152,7 @@ def test_cifar_round_trip(tmp_path: Path, label_bytes: int) -> None:
     x, y = rng.integers(256, size=(7, 3, 32, 32), dtype=np.uint8), rng.integers(100, size=(7, label_bytes))
     path = tmp_path / "part.bin"
     path.write_bytes(b"".join(bytes(b.tolist()) + a.tobytes() for a, b in zip(x, y, strict=True)))
-    images, labels = read_cifar(path, label_bytes)
+    images, labels = read_cifar(path, label_bytes, 100)
     assert np.array_equal(images, x)
     assert np.array_equal(labels, y[:, -1])  # of a coarse and a fine label the fine one counts
 
@@ -161,7 +161,7 @@ def test_cifar_round_trip(tmp_path: Path, label_bytes: int) -> None:
 def test_a_truncated_cifar_file_is_refused(tmp_path: Path, size: int) -> None:
     (tmp_path / "part.bin").write_bytes(bytes(size))
     with pytest.raises(FedadcError, match=rf"part\.bin is not a CIFAR binary file: {size} bytes"):
-        read_cifar(tmp_path / "part.bin", 1)
+        read_cifar(tmp_path / "part.bin", 1, 10)
 
 
 def write_cifar(folder: Path, name: str, records: int = 20) -> dict[str, str]:
