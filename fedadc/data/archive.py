@@ -88,5 +88,5 @@ def _header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype]:
     except (zipfile.BadZipFile, zlib.error):
         raise
     except Exception as error:  # NumPy has Python parse the header, and passes on whatever that raises
-        raise FedadcError(f"{where} has no valid header ({reprlib.repr(one_line(error))}).") from error
+        raise FedadcError(f"{where} has no valid header ({one_line(error)[:80]}).") from error
     return shape, dtype
