@@ -24,29 +24,40 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # Pillow would s
 
 def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Array]:
     """uint8 images [n, channels, height, width] and their folders' names; `pixels`: width and height to scale to."""
+    from PIL.Image import DecompressionBombWarning
+
     require(path.is_dir(), f"data: there is no folder {path}.")
     try:
         found = _files(path)
-        stored = sum(_size(file) for file, _ in found)
+        sizes = [_size(file) for file, _ in found]
     except OSError as error:
         raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DecompressionBombWarning)  # Pillow's own limit, 89 million pixels
+        images = _read_all(path, found, sizes, pixels)
+    if len({image.ndim for image in images}) > 1:
+        images = [np.repeat(i[..., None], 3, axis=2) if i.ndim == 2 else i for i in images]
+    stacked = np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
+    return stacked, np.array([label for _, label in found])
+
+
+def _read_all(
+    path: Path, found: list[tuple[Path, str]], sizes: list[int], pixels: tuple[int, int] | None
+) -> list[Array]:
     images: list[Array] = []
-    for file, _ in found:
-        with _opened(file) as image:
+    for (file, _), size in zip(found, sizes, strict=True):
+        with _opened(file, size) as image:
             if not images:
                 width, height = pixels or image.size
                 asked, how = 3 * width * height * len(found), f"{len(found)} images of {width}×{height} pixels"
-                require_fair(asked, stored, f"{path}: {how}", "set a smaller data.size")
+                require_fair(asked, sum(sizes), f"{path}: {how}", "set a smaller data.size")
             images.append(_decoded(image, file, pixels))
         require(
             images[-1].shape[:2] == images[0].shape[:2],
             f"{file} has {images[-1].shape[1]}×{images[-1].shape[0]} pixels, {found[0][0].name} "
             f"{images[0].shape[1]}×{images[0].shape[0]}; set data.size to scale all images to one size.",
         )
-    if len({image.ndim for image in images}) > 1:
-        images = [np.repeat(i[..., None], 3, axis=2) if i.ndim == 2 else i for i in images]
-    stacked = np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
-    return stacked, np.array([label for _, label in found])
+    return images
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
@@ -69,19 +80,15 @@ def _size(file: Path) -> int:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Image]:
+def _opened(file: Path, size: int) -> Iterator[Image]:
     """An image whose header has been read; whatever is wrong with it, then or later, is one sentence."""
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # Pillow's limit, at half of its error
-            with Image.open(file, formats=FORMATS) as image:
-                width, height = image.size
-                require_fair(
-                    3 * width * height, _size(file), f"{file}, by its header {width}×{height} pixels,", "scale it down"
-                )
-                yield image
+        with Image.open(file, formats=FORMATS) as image:
+            width, height = image.size
+            require_fair(3 * width * height, size, f"{file}, by its header {width}×{height} pixels,", "scale it down")
+            yield image
     except FedadcError:
         raise
     except Exception as error:  # Pillow's readers pass on whatever Python makes of a broken header
