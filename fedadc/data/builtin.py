@@ -96,7 +96,9 @@ def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
     )
     end = 4 + 4 * head[3]
     require(len(head) >= end, f"{path} ends inside its header.")
-    return tuple(int(n) for n in np.frombuffer(head[4:end], dtype=">u4"))
+    shape = tuple(int(n) for n in np.frombuffer(head[4:end], dtype=">u4"))
+    require(0 not in shape, f"{path} is empty: by its header it has {' × '.join(map(str, shape))} bytes.")
+    return shape
 
 
 def _from_cifar(
