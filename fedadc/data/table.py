@@ -188,7 +188,7 @@ def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Se
 def _labels(values: Sequence[str], path: Path, text: bool = False) -> Array:
     """Integers where all labels are, else text; `text`: training has decided."""
     if not text and all(WHOLE.fullmatch(v.strip()) for v in values):
-        return np.fromiter((int(v) for v in values), dtype=np.int64, count=len(values))
+        return np.fromiter((int(v.strip()) for v in values), dtype=np.int64, count=len(values))
     return _texts(values, path, "label")
 
 

@@ -84,6 +84,16 @@ def zip_bomb_of_many_members_on_the_same_bytes(room: Path) -> Path:
     return written(room / "a.npz", raw[:start] + entries + end)
 
 
+@hostile("npz", "holds 50000 arrays")
+def zip_of_many_members(room: Path) -> Path:
+    return archive(room / "a.npz", zipfile.ZIP_STORED, **{str(i): b"" for i in range(50_000)})
+
+
+@hostile("npz", "packed in a way that NumPy does not use")
+def bzip2_bomb(room: Path) -> Path:
+    return archive(room / "a.npz", zipfile.ZIP_BZIP2, x=npy(np.zeros((6, MIB), np.uint8)), y=npy(Y))
+
+
 @hostile("npz", "packed in a way that NumPy does not use")
 def lzma_bomb(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_LZMA, x=npy(np.zeros((6, MIB), np.uint8)), y=npy(Y))
