@@ -187,8 +187,8 @@ def _labels(y: Any, name: str) -> Array:
         f"data {name}: labels must be integers or strings, not {labels.dtype}.",
     )
     if labels.dtype == np.uint64:
-        large = np.flatnonzero(labels > np.iinfo(np.int64).max)
-        require(len(large) == 0, f"data {name}: label {[int(i) for i in large[:1]]} is larger than 63 bits can say.")
+        large = labels > np.iinfo(np.int64).max
+        require(not large.any(), f"data {name}: label {int(large.argmax())} is larger than 63 bits can say.")
     return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
 
 
@@ -202,6 +202,6 @@ def _owners(owners: Any, samples: int, name: str) -> Array:
         raise FedadcError(f"data {name}: client ids must be numbers or strings ({error}).") from error
     require(ids.shape == (samples,), f"data {name}: {ids.size} client ids do not match {samples} labels.")
     require(ids.dtype.kind in "iubfUS", f"data {name}: client ids must be numbers or strings, not {ids.dtype}.")
-    nobody = np.flatnonzero(ids != ids)  # NaN
-    require(len(nobody) == 0, f"data {name}: the client id of sample {[int(i) for i in nobody[:1]]} is missing.")
+    nobody = ids != ids  # NaN
+    require(not nobody.any(), f"data {name}: the client id of sample {int(nobody.argmax())} is missing.")
     return ids

@@ -203,8 +203,8 @@ def _texts(values: Sequence[str], path: Path, what: str) -> Array:
         f"a {what} is a short name",
     )
     texts = np.array(stripped)
-    nothing = np.flatnonzero(texts == "")
-    require(len(nothing) == 0, f"{path}, row {int(nothing[0]) + 2 if len(nothing) else 0}: the {what} is missing.")
+    nothing = texts == ""
+    require(not nothing.any(), f"{path}, row {int(nothing.argmax()) + 2}: the {what} is missing.")
     return texts
 
 
