@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -42,7 +41,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "config": load_config,
     "archive": unpack,
     "greedy": lambda path: b"\1" * (300 << 20),  # takes far more than its file, so that tests of tests see it
-    "endless": lambda path: time.sleep(60),
 }
 
 

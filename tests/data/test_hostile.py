@@ -383,7 +383,7 @@ def image_that_is_a_link_to_its_folder(room: Path) -> Path:
     return room
 
 
-@hostile("folder", "2.png is not a readable image")
+@hostile("folder", "2.png is not a readable image (cannot identify image file")
 def postscript_called_png(room: Path) -> Path:
     return classes(room, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n")
 
