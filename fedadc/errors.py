@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+
+LONGEST = 2000  # characters of a message
 
 
 class FedadcError(Exception):
-    """A mistake in a config, a file or an argument. Its text is one sentence meant for the user."""
+    """A mistake in a config, a file or an argument. Its text is one sentence meant for the user.
+
+    Names and fields of a stranger's files stand in such sentences: what cannot be printed is written as Python would,
+    so that a message is one line, drives no terminal and fits any encoding of the machine's.
+    """
+
+    def __init__(self, text: str) -> None:
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+        super().__init__(text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
 
 
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise FedadcError(message)
+
+
+def require_file(path: Path, what: str) -> None:
+    """A regular file: a pipe or a device may never end."""
+    try:
+        require(path.is_file(), f"{what}: {f'{path} is not a file' if path.exists() else f'there is no file {path}'}.")
+    except OSError as error:  # a name that is too long, a folder that is not ours to look into
+        raise FedadcError(f"{what}: {path} cannot be read ({error.strerror}).") from error
 
 
 class Diverged(FedadcError):
@@ -27,7 +46,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}." if names else "there are none."
+    listed = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"known are: {listed}." if names else "there are none."
     return FedadcError(f"{kind} {str(name)!r} is unknown; {hint}")
 
 

@@ -13,26 +13,50 @@ from fedadc.errors import FedadcError, one_line, require
 
 LARGEST_FILE = 1 << 20  # bytes of a config
 LARGEST_TREE = 100_000  # values in it
+LONGEST_NUMBER = 10_000  # digits
+MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number and a key cannot stand twice."""
+    """YAML in which 1e-3 is a number, a key cannot stand twice, and nothing grows far beyond what is written."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    merged = 0  # keys that `<<` has copied: merges of merges double at every step
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key_node.value in seen if isinstance(key_node.value, str) else False:
-                problem = f"key {key_node.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(str(key_node.value))
-        return super().construct_mapping(node, deep)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if key.value in seen:
+                    raise _refusal(f"key {key.value!r} stands twice", key)
+                seen.add(key.value)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, value in node.value:
+            for part in (value.value if isinstance(value, yaml.SequenceNode) else [value]) if key.tag == MERGE else ():
+                if isinstance(part, yaml.MappingNode):
+                    self.flatten_mapping(part)
+                    self.merged += len(part.value)
+                if self.merged > LARGEST_TREE:
+                    raise _refusal(f"`<<` copies more than {LARGEST_TREE} keys", key)
+        super().flatten_mapping(node)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """PyYAML takes quadratic time for numbers such as 1:20:30."""
+        if len(node.value) > LONGEST_NUMBER:
+            raise _refusal(f"a number has {len(node.value)} digits", node)
+        return int(super().construct_yaml_int(node))
 
 
+def _refusal(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
 )
 

@@ -109,7 +109,7 @@ def test_the_rules_would_notice() -> None:
     """The reader of imports sees what is known to be there, and not what only type checkers see."""
     assert "fedadc.objectives" in ours("fedadc.methods.base") and "fedadc.config" in ours("fedadc.demo")
     assert "fedadc.federation.local" not in ours("fedadc.methods.base")
-    assert "fedadc.directory" in ours("fedadc.demo") and "PIL" in imports("fedadc.data.own")
+    assert "fedadc.directory" in ours("fedadc.demo") and "PIL" in imports("fedadc.data.images")
 
 
 def test_engines_know_the_inner_loop_and_how_to_add_and_nothing_else_of_the_federation() -> None:

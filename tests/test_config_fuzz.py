@@ -17,6 +17,7 @@ from fedadc.config import load_config
 from fedadc.errors import FedadcError
 from fedadc.plan import prepare
 from fedadc.starter import STARTER
+from fedadc.tree import parse_yaml
 
 VALID: dict[str, Any] = yaml.safe_load(STARTER)
 VALID["data"]["augment"] = {"crop": 1, "flip": True}
@@ -38,6 +39,10 @@ leaves = (
     | st.sampled_from([0.0, 0.5, 1.0, 1e-300, 1e300])
     | st.sampled_from(WORDS)
     | st.text(max_size=8)
+    | st.dates()
+    | st.datetimes()
+    | st.binary(max_size=4)
+    | st.sampled_from([(1, 2), {"a"}, 1j, b"", object])
 )
 values = st.recursive(
     leaves,
@@ -145,6 +150,88 @@ def test_any_text_loads_or_is_refused(text: str) -> None:
             load_config(path)
         except FedadcError as error:
             sentence(error)
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "rounds: ",
+            "data: ",
+            "  name: ",
+            "- ",
+            "{",
+            "}",
+            "[",
+            "]",
+            ", ",
+            ": ",
+            "\n",
+            "? ",
+            "a",
+            "k: 1",
+            "~",
+            "=",
+            "'",
+        ),
+        *(
+            "<<: ",
+            "&a ",
+            "*a",
+            "&b ",
+            "*b",
+            '"',
+            "|\n",
+            "\t",
+            "\ufeff",
+            "\x85",
+            "\u2028",
+            "! ",
+            "!e!x ",
+            "%TAG ! x",
+            "---\n",
+        ),
+        *("!!python/object/apply:os.system ", "!!python/name:os.system ", "!!binary ", "!!timestamp ", "!!set "),
+        *(
+            "!!int ",
+            "!!float ",
+            "!!bool ",
+            "!!null ",
+            "!!merge ",
+            "!!str ",
+            "!!pairs ",
+            "!!omap ",
+            "0b2",
+            "0o8",
+            ".inf",
+        ),
+        *("2001-01-01", "2001-99-99", "2001-12-14t21:59:43.10-05:00", "1:30:30", "0x" + "f" * 5000, "1_000"),
+        *("1" * 5000, "1e400", "-1e-400", ".inf", "=", "'", "%TAG ! x", "---\n"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=14).map("".join))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@example("a: &a {k: 1}\nb: &a {<<: [*a, *a], <<: *a}\nc: {<<: *a}\n")
+@example("? [a, b]\n: 1")
+@example("? {a: 1}\n: 1")
+@example("&a [*a]")
+@example("<<: &a {<<: *a}")
+@example("<<: 1")
+@example("rounds: !!int ''")
+@example("rounds: !!python/object/new:os.system [echo]")
+def test_any_pieces_of_yaml_load_or_are_refused(text: str) -> None:
+    for load in (lambda: parse_yaml(text, "text"), lambda: load_config(VALID, [f"local={text}"])):
+        try:
+            load()
+        except FedadcError as error:
+            sentence(error)
+            assert str(error).isprintable() and len(str(error)) < 2100
+
+
+def test_a_mapping_that_was_merged_before_it_was_built_has_no_key_twice() -> None:
+    tree = parse_yaml("x: {y: &b {<<: {k: 1}, k: 2}}\nc: {<<: *b}\n", "text")
+    assert tree == {"x": {"y": {"k": 2}}, "c": {"k": 2}}
 
 
 @given(st.binary(max_size=80))

@@ -17,7 +17,8 @@ import torch
 
 from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
 from fedadc.data.files import SOURCES, check_md5, find, locate
-from fedadc.errors import FedadcError, require
+from fedadc.data.limits import require_fair
+from fedadc.errors import FedadcError, one_line, require, require_file
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION_CLASSES = (
@@ -70,25 +71,34 @@ def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], consta
 
 def read_idx(path: Path) -> Array:
     """The unsigned bytes of an IDX file, plain or gzipped."""
+    require_file(path, "data")
+    zipped = path.suffix == ".gz"
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            head = stream.read(4)
-            require(
-                len(head) == 4 and head[:3] == b"\x00\x00\x08" and 1 <= head[3] <= 4,
-                f"{path} is not an IDX file of unsigned bytes.",
-            )
-            lengths = stream.read(4 * head[3])
-            require(len(lengths) == 4 * head[3], f"{path} ends inside its header.")
-            shape = tuple(int(n) for n in np.frombuffer(lengths, dtype=">u4"))
-            body = bytearray(stream.read(math.prod(shape) + 1))  # writable, as tensors must be
-    except (OSError, EOFError, zlib.error, OverflowError, MemoryError) as error:
-        raise FedadcError(f"{path} cannot be read ({error or type(error).__name__}).") from error
-    require(
-        len(body) == math.prod(shape),
-        f"{path} should hold {' × '.join(map(str, shape))} bytes after its header, but holds "
-        f"{'more' if len(body) > math.prod(shape) else len(body)}.",
-    )
+        with gzip.open(path, "rb") if zipped else path.open("rb") as stream:
+            shape = _idx_shape(stream.read(20), path)
+            size, stored = math.prod(shape), path.stat().st_size
+            declared = f"{' × '.join(map(str, shape))} bytes"
+            if zipped:
+                require_fair(size, stored, f"{path}, by its header {declared},", "if that is meant, unpack it first")
+            stream.seek(4 + 4 * len(shape))
+            body = bytearray(stream.read((size if zipped else min(size, stored)) + 1))  # writable, as tensors must be
+    except (OSError, EOFError, zlib.error) as error:
+        raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
+    held = "more" if len(body) > size else len(body)
+    require(len(body) == size, f"{path} should hold {declared} after its header, but holds {held}.")
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+
+def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
+    require(
+        head[:3] == b"\x00\x00\x08" and len(head) > 3 and 1 <= head[3] <= 4,
+        f"{path} is not an IDX file of unsigned bytes.",
+    )
+    end = 4 + 4 * head[3]
+    require(len(head) >= end, f"{path} ends inside its header.")
+    shape = tuple(int(n) for n in np.frombuffer(head[4:end], dtype=">u4"))
+    require(0 not in shape, f"{path} is empty: by its header it has {' × '.join(map(str, shape))} bytes.")
+    return shape
 
 
 def _from_cifar(
@@ -98,10 +108,11 @@ def _from_cifar(
     parts: dict[bool, list[tuple[Array, Array]]] = {False: [], True: []}
     for file, md5 in SOURCES[name].files.items():
         check_md5(folder / file, md5)
-        parts[file.startswith("test")].append(read_cifar(folder / file, label_bytes))
+        parts[file.startswith("test")].append(read_cifar(folder / file, label_bytes, len(classes)))
     if name == "cifar100" and (names := folder / "fine_label_names.txt").is_file():
-        listed = tuple(names.read_text(encoding="utf-8", errors="replace").split())
-        classes = listed if len(listed) == len(classes) else classes
+        with names.open(encoding="utf-8", errors="replace") as stream:
+            listed = tuple(stream.read(100 * len(classes)).split())
+        classes = listed if len(set(listed)) == len(listed) == len(classes) else classes
     train, test = (
         _samples(np.concatenate([x for x, _ in part]), np.concatenate([y for _, y in part]))
         for part in (parts[False], parts[True])
@@ -109,13 +120,18 @@ def _from_cifar(
     return Dataset(name, train, classes, test=test, normalisation=constants)
 
 
-def read_cifar(path: Path, label_bytes: int) -> tuple[Array, Array]:
+def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array]:
     """Images [n, 3, 32, 32] and labels of a binary file whose records are label bytes (the last counts) and pixels."""
-    record = label_bytes + 3 * 32 * 32
-    raw = np.fromfile(path, dtype=np.uint8)
+    require_file(path, "data")
+    record, size = label_bytes + 3 * 32 * 32, path.stat().st_size
     require(
-        len(raw) > 0 and len(raw) % record == 0,
-        f"{path} is not a CIFAR binary file: {len(raw)} bytes are no whole number of {record}-byte records.",
+        size > 0 and size % record == 0,
+        f"{path} is not a CIFAR binary file: {size} bytes are no whole number of {record}-byte records.",
     )
-    raw = raw.reshape(-1, record)
-    return raw[:, label_bytes:].reshape(-1, 3, 32, 32), raw[:, label_bytes - 1]
+    raw = np.fromfile(path, dtype=np.uint8, count=size).reshape(-1, record)
+    labels = raw[:, label_bytes - 1]
+    wrong = np.flatnonzero(labels >= classes)
+    if len(wrong):
+        at = int(wrong[0])
+        raise FedadcError(f"{path}, record {at}: the label {labels[at]} is outside 0..{classes - 1}.")
+    return raw[:, label_bytes:].reshape(-1, 3, 32, 32), labels

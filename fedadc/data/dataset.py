@@ -107,6 +107,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.")
+        require(0 not in self.input_shape, f"data {self.name}: samples of shape {list(self.input_shape)} are empty.")
         require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.")
         for split, samples in self.splits().items():
             bad = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))

@@ -19,6 +19,7 @@ from fedadc.errors import FedadcError, require, unknown
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0: unknown)
 BLOCK = 1 << 20
+LARGEST = 256 << 20  # bytes of one file; the largest there is, CIFAR-10's archive, has 170 MB
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def md5_of(path: Path) -> str:
 
 
 def check_md5(path: Path, md5: str) -> None:
+    size = path.stat().st_size
+    require(size <= LARGEST, f"{path} is not the official file: it has {size} bytes, more than any of them.")
     found, shown = md5_of(path), path.with_name(path.name.removesuffix(".part"))
     require(found == md5, f"{shown} is damaged or not the official file: its md5 is {found}, not {md5}.")
 
@@ -186,8 +189,9 @@ def _fetch(address: str, target: Path, md5: str, progress: Progress | None) -> P
 def _copy(source: IO[bytes] | Any, out: IO[bytes], size: int, what: str, progress: Progress | None) -> None:
     done = 0
     while block := source.read(BLOCK):
-        out.write(block)
         done += len(block)
+        require(done <= LARGEST, f"{what} does not end: it has more than the {LARGEST} bytes of any official file.")
+        out.write(block)
         if progress:
             progress(what, done, size)
 
@@ -197,6 +201,7 @@ def _unpack(archive: Path, files: dict[str, str], room: Path, target: Path) -> N
     wanted = dict(files)
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
+            require(member.size <= LARGEST, f"{archive.name}: {member.name} is too large, {member.size} bytes.")
             file = Path(member.name).name
             if file in wanted and member.isfile() and (content := tar.extractfile(member)) is not None:
                 with (room / file).open("wb") as out:
@@ -208,4 +213,4 @@ def _unpack(archive: Path, files: dict[str, str], room: Path, target: Path) -> N
 
 
 def _is_good(path: Path, md5: str) -> bool:
-    return path.is_file() and md5_of(path) == md5
+    return path.is_file() and path.stat().st_size <= LARGEST and md5_of(path) == md5

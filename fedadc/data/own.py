@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
+from fedadc.data.archive import read_npz
 from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
+from fedadc.data.images import read_images
 from fedadc.errors import FedadcError, require
 
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
-IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 def from_arrays(
@@ -38,10 +36,7 @@ def from_arrays(
     classes, codes = np.unique(labels, return_inverse=True)
     require(len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.")
     if owners is not None:
-        owners = np.asarray(owners)
-        require(
-            owners.shape == labels.shape, f"data {name}: {owners.size} client ids do not match {len(labels)} labels."
-        )
+        owners = _owners(owners, len(labels), name)
     if normalisation is None:
         normalisation = Normalisation(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
     samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
@@ -107,10 +102,10 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
 
 def npz(path: Path, test: Path | None = None) -> Dataset:
     """your own arrays: x, y, and where you have them x_test, y_test, client"""
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     held = None
     if test is not None:
-        held = _pair(_read_npz(test), test, ("", "_test"))
+        held = _pair(read_npz(test), test, ("", "_test"))
     elif {"x_test", "y_test"} & arrays.keys():
         held = _pair(arrays, path, ("_test",))
     return from_arrays(*_pair(arrays, path, ("", "_train")), held, owners=arrays.get("client"), name=path.name)
@@ -121,7 +116,7 @@ def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pai
         if f"x{ending}" in arrays and f"y{ending}" in arrays:
             return arrays[f"x{ending}"], arrays[f"y{ending}"]
     wanted = " or ".join(f"x{e} and y{e}" for e in endings)
-    raise FedadcError(f"{path} needs arrays {wanted}; it has {', '.join(arrays) or 'none'}.")
+    raise FedadcError(f"{path} needs arrays {wanted}; it has {', '.join(list(arrays)[:10]) or 'none'}.")
 
 
 def read_more(path: Path, like: Dataset) -> Samples:
@@ -132,10 +127,10 @@ def read_more(path: Path, like: Dataset) -> Samples:
             len(like.input_shape) == 3, f"{path} holds images, but the model was trained on {list(like.input_shape)}."
         )
         channels, height, width = like.input_shape
-        x, y = _read_images(path, (width, height))
+        x, y = read_images(path, (width, height))
         x = np.repeat(x, channels, axis=1) if x.shape[1] == 1 else x
     else:
-        x, y = _pair(_read_npz(path), path, ("", "_test"))
+        x, y = _pair(read_npz(path), path, ("", "_test"))
     return samples_like(like.classes, x, y, path.name)
 
 
@@ -147,8 +142,8 @@ def folder(path: Path, test: Path | None = None, size: int | None = None) -> Dat
         path, test = path / "train", path / "test"
     require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
     pixels = None if size is None else (size, size)
-    train = _read_images(path, pixels)
-    held = _read_images(test, pixels) if test is not None else None
+    train = read_images(path, pixels)
+    held = read_images(test, pixels) if test is not None else None
     if held is not None and held[0].shape[1] != train[0].shape[1]:  # grey beside colour
         train, held = (
             (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, held)
@@ -172,10 +167,10 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
         tensor = tensor.to(torch.float32)
     if tensor.is_floating_point() and tensor.numel():
         bad = torch.nonzero(~torch.isfinite(tensor).flatten(1).all(dim=1))
-        require(
-            len(bad) == 0,
-            f"data {name}: {which} sample {int(bad[0, 0]) if len(bad) else 0} holds a NaN or an infinity.",
-        )
+        if len(bad):
+            sample = int(bad[0, 0])
+            place = torch.nonzero(~torch.isfinite(tensor[sample]))[0].tolist()
+            raise FedadcError(f"data {name}: {which} sample {sample} holds a NaN or an infinity at {place}.")
     return tensor.contiguous()
 
 
@@ -191,65 +186,22 @@ def _labels(y: Any, name: str) -> Array:
         labels.dtype.kind in "iubU",
         f"data {name}: labels must be integers or strings, not {labels.dtype}.",
     )
+    if labels.dtype == np.uint64:
+        large = labels > np.iinfo(np.int64).max
+        require(not large.any(), f"data {name}: label {int(large.argmax())} is larger than 63 bits can say.")
     return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
-    require(path.is_file(), f"data: there is no file {path}.")
-    require(zipfile.is_zipfile(path) or path.suffix == ".npy", f"{path} is not an .npz file.")
+def _owners(owners: Any, samples: int, name: str) -> Array:
+    """The client id of every sample: numbers or strings that can be sorted."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        require(isinstance(loaded, NpzFile), f"{path} is a single array; an .npz with x and y is needed.")
-        with loaded as arrays:
-            return {key: arrays[key] for key in arrays.files}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-        MemoryError,
-    ) as error:
-        raise FedadcError(f"{path} is not an .npz of plain arrays ({error}); pickled objects are refused.") from error
-
-
-def _read_images(path: Path, pixels: tuple[int, int] | None) -> Pair:
-    """uint8 images [n, channels, height, width] and their folders' names."""
-    from PIL import Image, UnidentifiedImageError
-
-    require(path.is_dir(), f"data: there is no folder {path}.")
-    found = [
-        (file, group.name)
-        for group in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-        for file in sorted(group.iterdir())
-        if file.suffix.lower() in IMAGE_FILES
-    ]
-    require(bool(found), f"{path} holds no images; it needs one folder per class with image files in it.")
-    empty = {p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")} - {
-        label for _, label in found
-    }
-    require(not empty, f"{path / min(empty, default='')} holds no images; fill it or take it away.")
-    images = []
-    for file, _ in found:
-        try:
-            with Image.open(file) as opened:
-                require(opened.mode not in ("I", "F"), f"{file} has 32 bits per pixel; 8 or 16 are read.")
-                if opened.mode.startswith("I;16"):  # Pillow's own conversion cuts off at 255
-                    image = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
-                else:
-                    image = opened.convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
-                image = image if pixels is None else image.resize(pixels, Image.Resampling.BILINEAR)
-                images.append(np.asarray(image))
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-            raise FedadcError(f"{file} is not a readable image ({error}).") from error
-        require(
-            images[-1].shape[:2] == images[0].shape[:2],
-            f"{file} has {images[-1].shape[1]}×{images[-1].shape[0]} pixels, {found[0][0].name} "
-            f"{images[0].shape[1]}×{images[0].shape[0]}; set data.size to scale all images to one size.",
-        )
-    if len({image.ndim for image in images}) > 1:
-        images = [np.repeat(i[..., None], 3, axis=2) if i.ndim == 2 else i for i in images]
-    stacked = np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
-    return stacked, np.array([label for _, label in found])
+        ids = np.asarray(owners)
+        if ids.dtype.kind == "O" and all(isinstance(v, str) for v in ids.flat):
+            ids = ids.astype(str)  # what pandas gives
+    except (TypeError, ValueError) as error:
+        raise FedadcError(f"data {name}: client ids must be numbers or strings ({error}).") from error
+    require(ids.shape == (samples,), f"data {name}: {ids.size} client ids do not match {samples} labels.")
+    require(ids.dtype.kind in "iubfUS", f"data {name}: client ids must be numbers or strings, not {ids.dtype}.")
+    nobody = ids != ids  # NaN
+    require(not nobody.any(), f"data {name}: the client id of sample {int(nobody.argmax())} is missing.")
+    return ids

@@ -9,18 +9,24 @@ category, a missing text its own category. The notes of the data set state it co
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedadc.data.dataset import Array, Dataset
+from fedadc.data.limits import require_fair
 from fedadc.data.own import from_arrays
-from fedadc.errors import FedadcError, require, unknown
+from fedadc.errors import FedadcError, one_line, require, require_file, unknown
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 MISSING_CATEGORY = "(missing)"
+MOST_COLUMNS = 100_000
+WHOLE = re.compile(r"[+-]?\d{1,18}")  # as many digits as int64 has room for
 LARGEST = 1e30  # beyond it float32 has no room to compute
 
 
@@ -35,6 +41,10 @@ class Column:
     spread: float = 1.0
     scaled: bool = False
 
+    @property
+    def width(self) -> int:
+        return 1 + self.has_missing if self.categories is None else len(self.categories)
+
     def encode(self, values: Sequence[str], where: str) -> Array:
         missing = np.array([v.strip().lower() in MISSING for v in values])
         if self.categories is not None:
@@ -48,7 +58,9 @@ class Column:
         numbers = np.full(len(values), self.centre)
         for row in np.flatnonzero(~missing).tolist():
             number = _number(values[row])
-            require(number is not None, f"{where}, row {row + 2}, column {self.name}: {values[row]!r} is not a number.")
+            if number is None:
+                shown = reprlib.repr(values[row])
+                raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {shown} is not a number.")
             numbers[row] = number
         scaled = ((numbers - self.centre) / self.spread).astype(np.float32)[:, None]
         return np.hstack([scaled, missing[:, None].astype(np.float32)]) if self.has_missing else scaled
@@ -56,8 +68,9 @@ class Column:
     def describe(self, values: Sequence[str]) -> str:
         if self.categories is not None:
             return f"{self.name}: text, {len(self.categories)} categories"
-        numbers = [n for v in values if (n := _number(v)) is not None]
-        text = f"{self.name}: number, {min(numbers, default=0):g} to {max(numbers, default=0):g}"
+        numbers = np.fromiter((n for v in values if (n := _number(v)) is not None), dtype=np.float64)
+        low, high = (numbers.min(), numbers.max()) if len(numbers) else (0, 0)
+        text = f"{self.name}: number, {low:g} to {high:g}"
         text += f", scaled by ({self.centre:g}, {self.spread:g})" if self.scaled else ", not scaled"
         return text + (", missing values marked" if self.has_missing else "")
 
@@ -71,36 +84,25 @@ def table(
     scale: dict[str, list[float]] | None = None,
 ) -> Dataset:
     """your own table: a CSV with a label column and, if you like, a client column"""
-    header, rows = _read(path)
+    values = _read(path)
     for name in filter(None, [label, client, *(drop or []), *(scale or {})]):
-        require(
-            name in header or len(header) > 1, f"{path} has one column, {header[0]!r}; columns are parted by commas."
-        )
-        if name not in header:
-            raise unknown(f"{path}: column", name, header)
-    used = [name for name in header if name not in {label, client, *(drop or [])}]
+        require(name in values or len(values) > 1, f"{path} has one column, {[*values]}; columns are parted by commas.")
+        if name not in values:
+            raise unknown(f"{path}: column", name, values)
+    used = [name for name in values if name not in {label, client, *(drop or [])}]
     require(bool(used), f"{path} has no column left beside label and client.")
-    by_name = {name: [row[i] for row in rows] for i, name in enumerate(header)}
-    columns = [_column(path, name, by_name[name], scale or {}) for name in used]
-    x = np.hstack([c.encode(by_name[c.name], str(path)) for c in columns])
-    labels = _labels(by_name[label], path)
+    columns = [_column(path, name, values[name], scale or {}) for name in used]
+    x, labels = _features(path, columns, values), _labels(values[label], path)
     held, text = None, labels.dtype.kind == "U"
     if test is not None:
-        test_header, test_rows = _read(test)
-        missing = [n for n in [label, *used] if n not in test_header]
+        more = _read(test)
+        missing = [n for n in [label, *used] if n not in more]
         require(not missing, f"{test} lacks the column {', '.join(missing)}.")
-        test_values = {name: [row[i] for row in test_rows] for i, name in enumerate(test_header)}
-        held = (
-            np.hstack([c.encode(test_values[c.name], str(test)) for c in columns]),
-            _labels(test_values[label], test, text=text),
-        )
-    owners = None if client is None else np.array([v.strip() for v in by_name[client]])
-    if owners is not None:
-        nobody = np.flatnonzero(owners == "")
-        require(len(nobody) == 0, f"{path}, row {[int(r) + 2 for r in nobody[:1]]}: the client is missing.")
+        held = _features(test, columns, more), _labels(more[label], test, text=text)
+    owners = None if client is None else _texts(values[client], path, "client")
     data = from_arrays(x, labels, held, owners=owners, name=path.name)
-    notes = [c.describe(by_name[c.name]) for c in columns]
-    wide = [c.name for c in columns if c.categories is None and not c.scaled and _is_wide(by_name[c.name])]
+    notes = [c.describe(values[c.name]) for c in columns]
+    wide = [c.name for c in columns if c.categories is None and not c.scaled and _is_wide(values[c.name])]
     if wide:
         notes.append(
             f"{', '.join(wide)} reaches beyond ±10 and is not scaled: training may be slow or diverge; give "
@@ -109,19 +111,57 @@ def table(
     return Dataset(data.name, data.train, data.classes, data.test, owners=data.owners, notes=tuple(notes))
 
 
-def _read(path: Path) -> tuple[list[str], list[list[str]]]:
-    require(path.is_file(), f"data: there is no file {path}.")
+def _read(path: Path) -> dict[str, list[str]]:
+    """The columns by name."""
+    require_file(path, "data")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [row for row in csv.reader(stream, strict=True) if row]
+            rows = (row for row in csv.reader(_lines(stream, path), strict=True) if row)
+            header = [name.strip() for name in next(rows, [])]
+            require(len(header) <= MOST_COLUMNS, f"{path} has {len(header)} columns, more than {MOST_COLUMNS}.")
+            columns: dict[str, list[str]] = {name: [] for name in header}
+            twice = [name for name, times in Counter(header).items() if times > 1]
+            require(not twice, f"{path}: two columns have the same name, {reprlib.repr(twice[:1])}.")
+            _fill([*columns.values()], rows, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedadcError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
-    require(len(rows) >= 2, f"{path} needs a header and at least one row.")
-    header = [name.strip() for name in rows[0]]
-    require(len(set(header)) == len(header), f"{path}: two columns have the same name.")
-    for number, row in enumerate(rows[1:], start=2):
-        require(len(row) == len(header), f"{path}, row {number}: {len(row)} fields, but the header has {len(header)}.")
-    return header, rows[1:]
+        raise FedadcError(f"{path} is not a CSV file in UTF-8 ({one_line(error)}).") from error
+    require(bool(header) and bool(columns[header[0]]), f"{path} needs a header and at least one row.")
+    return columns
+
+
+def _lines(stream: Iterable[str], path: Path) -> Iterator[str]:
+    for number, line in enumerate(stream, start=1):
+        if "\0" in line:
+            raise FedadcError(f"{path}, line {number} holds a NUL byte; a CSV file in UTF-8 is text.")
+        yield line
+
+
+def _fill(columns: list[list[str]], rows: Iterable[list[str]], path: Path) -> None:
+    """Fields that read alike become one object: a field of two bytes would take sixty of memory."""
+    known: dict[str, str] = {}
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(columns):
+            raise FedadcError(f"{path}, row {number}: {len(row)} fields, but the header has {len(columns)}.")
+        for column, value in zip(columns, row, strict=True):
+            column.append(known.setdefault(value, value))
+        if len(known) > 10_000:  # most are different: nothing to be saved
+            known.clear()
+
+
+def _features(path: Path, columns: Sequence[Column], values: Mapping[str, Sequence[str]]) -> Array:
+    rows = len(values[columns[0].name])
+    widths = [column.width for column in columns]
+    widest = columns[int(np.argmax(widths))]
+    require_fair(
+        4 * rows * sum(widths),
+        path.stat().st_size,
+        f"{path}: {sum(widths)} features of {rows} rows, {widest.width} of them for column {widest.name},",
+        f"leave such columns out, data.drop: [{widest.name}]",
+    )
+    x = np.empty((rows, sum(widths)), dtype=np.float32)
+    for column, end in zip(columns, np.cumsum(widths).tolist(), strict=True):
+        x[:, end - column.width : end] = column.encode(values[column.name], str(path))
+    return x
 
 
 def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Sequence[float]]) -> Column:
@@ -129,11 +169,10 @@ def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Se
     gap = len(present) < len(values)
     words = [v for v in present if _number(v) is None]
     if words:
-        why = "data.scale asks for one" if name in scale else "most of the column are"
-        require(
-            name not in scale and 2 * len(words) > len(present),
-            f"{path}, column {name}: {words[0]!r} is not a number, but {why}.",
-        )
+        if name in scale or 2 * len(words) <= len(present):
+            why = "data.scale asks for one" if name in scale else "most of the column are"
+            row = next(i for i, v in enumerate(values, start=2) if v.strip() == words[0])
+            raise FedadcError(f"{path}, row {row}, column {name}: {reprlib.repr(words[0])} is not a number, but {why}.")
         categories = sorted(set(present)) + ([MISSING_CATEGORY] if gap else [])
         return Column(name, tuple(categories), gap)
     if name not in scale:
@@ -148,12 +187,25 @@ def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Se
 
 def _labels(values: Sequence[str], path: Path, text: bool = False) -> Array:
     """Integers where all labels are, else text; `text`: training has decided."""
-    for row, value in enumerate(values, start=2):
-        require(bool(value.strip()), f"{path}, row {row}: the label is missing.")
+    if not text and all(WHOLE.fullmatch(v.strip()) for v in values):
+        return np.fromiter((int(v.strip()) for v in values), dtype=np.int64, count=len(values))
+    return _texts(values, path, "label")
+
+
+def _texts(values: Sequence[str], path: Path, what: str) -> Array:
+    """NumPy gives every text the room of the longest."""
     stripped = [v.strip() for v in values]
-    if not text and all(v.lstrip("+-").isdecimal() and len(v) < 19 for v in stripped):
-        return np.array([int(v) for v in stripped])
-    return np.array(stripped)
+    longest = max(range(len(stripped)), key=lambda row: len(stripped[row]))
+    require_fair(
+        4 * len(stripped) * len(stripped[longest]),
+        path.stat().st_size,
+        f"{path}, row {longest + 2}: a {what} of {len(stripped[longest])} characters",
+        f"a {what} is a short name",
+    )
+    texts = np.array(stripped)
+    nothing = texts == ""
+    require(not nothing.any(), f"{path}, row {int(nothing.argmax()) + 2}: the {what} is missing.")
+    return texts
 
 
 def _number(text: str) -> float | None:

@@ -10,10 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.errors import FedadcError, one_line, require, require_file, unknown
 from fedadc.rng import torch_seeded
 
 INITS = ("default", "kaiming")
+TYPES = frozenset(  # of a weights file: those of parameters, and of buffers that count or mask
+    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
 SETTINGS = ("name", "seed", "init", "weights", "channels_last")  # of any model
 
 
@@ -115,13 +118,19 @@ def prefers_channels_last(module: nn.Module, x: Tensor, pixel_by_pixel: Tensor, 
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file."""
+    """A state dict from a safetensors file, every number in it finite."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    require(path.is_file(), f"model.weights: there is no file {path}.")
+    require_file(path, "model.weights")
     try:
         state: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise FedadcError(f"model.weights: {path} is not a safetensors file ({error}).") from error
+        raise FedadcError(f"model.weights: {path} is not a safetensors file ({one_line(error)}).") from error
+    for name, tensor in state.items():
+        require(tensor.dtype in TYPES, f"{path}: {name} has the type {tensor.dtype}, which is not one of weights.")
+        strange = torch.nonzero(~torch.isfinite(tensor))
+        if len(strange):
+            at = strange[0].tolist()
+            raise FedadcError(f"{path}: {name}{at} is {tensor[tuple(at)].item()}; weights must be finite.")
     return state

@@ -218,8 +218,17 @@ class FlatModel:
         """Take over the weights of a state dict; the flat buffers stay where they are."""
         wanted = self.module.state_dict()
         missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
-        wrong = [n for n in wanted.keys() & state.keys() if wanted[n].shape != state[n].shape]
-        for names, what in ((missing, "lacks"), (extra, "has besides"), (sorted(wrong), "has with another shape")):
+        both = sorted(wanted.keys() & state.keys())
+        shape = [n for n in both if wanted[n].shape != state[n].shape]
+        kind = [n for n in both if wanted[n].is_floating_point() != state[n].is_floating_point()]
+        large = [n for n in both if not torch.isfinite(state[n].to(wanted[n].dtype)).all()]
+        for names, what in (
+            (missing, "lacks"),
+            (extra, "has besides"),
+            (shape, "has with another shape"),
+            (kind, "has in another kind of number"),
+            (large, "has with numbers too large for the model's type"),
+        ):
             if names:
                 raise FedadcError(
                     f"{source} does not fit {type(self.module).__name__}: it {what} {', '.join(names[:3])}"

@@ -175,6 +175,17 @@ def test_a_connection_that_breaks_off_leaves_no_file_behind(
 
 
 @FORMS
+def test_an_answer_larger_than_any_official_file_is_cut_off(
+    root: Path, register: Register, monkeypatch: pytest.MonkeyPatch, archive: bytes | None
+) -> None:
+    register(archive)
+    monkeypatch.setattr(files, "LARGEST", 2 << 20)  # less than b.bin has
+    with pytest.raises(FedadcError, match="does not end"):
+        get("small", root)
+    assert everything(root) <= {"small/a.bin"}
+
+
+@FORMS
 def test_404_names_where_to_put_the_files(root: Path, register: Register, web: Web, archive: bytes | None) -> None:
     register(archive)
     web.pages = {}

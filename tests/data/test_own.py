@@ -98,7 +98,7 @@ def with_bad(value: float, at: int) -> np.ndarray:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_sample_that_is_not_finite_is_named(value: float) -> None:
-    refused(lambda: from_arrays(with_bad(value, 4), Y), "training sample 4", "NaN or an infinity")
+    refused(lambda: from_arrays(with_bad(value, 4), Y), "training sample 4", "NaN or an infinity at [1]")
     refused(lambda: from_arrays(X, Y, (with_bad(value, 2), Y)), "test sample 2")
     refused(lambda: from_clients([(X, Y), (with_bad(value, 3), Y)]), "client 1's sample 3")
 
@@ -120,6 +120,8 @@ def test_a_sample_that_is_not_finite_is_named(value: float) -> None:
         ([[1, 2], [3]], [0, 1], ["not numbers of one shape"]),
         (np.array([{}, {}]), [0, 1], ["not numbers"]),
         (np.zeros((0, 3)), np.zeros(0, int), ["no training sample"]),
+        (np.zeros((6, 2, 0)), Y, ["samples of shape [2, 0] are empty"]),
+        (X, np.array([0, 1, 2, 0, 2**63, 1], np.uint64), ["label 4", "63 bits"]),
     ],
 )
 def test_arrays_that_make_no_data_set(x: Any, y: Any, words: list[str]) -> None:
@@ -132,6 +134,24 @@ def test_further_parts_must_fit() -> None:
     refused(lambda: from_arrays(X, Y, (X, [0, 1, 2, 3, 0, 0])), "3", "does not occur in training")
     refused(lambda: from_arrays(X, ["a", "b"] * 3, (X[:1], ["c"])), "c", "does not occur in training")
     refused(lambda: from_arrays(X, Y, owners=[1, 2]), "2 client ids do not match 6 labels")
+
+
+@pytest.mark.parametrize(
+    ("owners", "words"),
+    [
+        ([1.0, 2.0, np.nan, 1.0, 2.0, 3.0], ["sample 2 is missing"]),
+        (["a", None, "b", "a", "b", "c"], ["numbers or strings, not object"]),
+        ([[1], [1, 2]], ["numbers or strings"]),
+        (np.zeros((6, 1)), ["6 client ids do not match 6 labels"]),
+        (np.array(["2020-01-01"] * 6, "datetime64[D]"), ["not datetime64"]),
+    ],
+)
+def test_owners_that_name_nobody_are_refused(owners: Any, words: list[str]) -> None:
+    refused(lambda: from_arrays(X, Y, owners=owners, name="mine"), "mine", *words)
+
+
+def test_owners_as_pandas_gives_them() -> None:
+    assert from_arrays(X, Y, owners=np.array(list("abcabc"), dtype=object)).owners.tolist() == list("abcabc")
 
 
 # Clients
@@ -219,6 +239,25 @@ def test_npz_without_and_with_a_test_file(tmp_path: Path) -> None:
     for ending in ("", "_test"):
         other = save(tmp_path / f"other{ending}.npz", **{f"x{ending}": X[:3], f"y{ending}": Y[:3]})
         assert len(npz(path, other).test) == 3
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize(
+    "array", [X.astype(">f8"), np.asfortranarray(X), X[::-1, ::2]], ids=["big", "fortran", "strides"]
+)
+def test_npz_in_any_form_of_numpy(tmp_path: Path, array: np.ndarray, version: tuple[int, int]) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as out:
+        for name, content in (("x", array), ("y", Y)):
+            with out.open(f"{name}.npy", "w") as stream:
+                np.lib.format.write_array(stream, content, version)
+    assert np.array_equal(npz(tmp_path / "a.npz").train.x.numpy(), array)
+
+
+def test_uniform_arrays_are_read_packed_while_small_and_plain_at_any_size(tmp_path: Path) -> None:
+    small, large = np.zeros((6, 10 << 20), np.uint8), np.zeros((6, 12 << 20), np.uint8)  # around 64 MiB in all
+    assert npz(save(tmp_path / "small.npz", True, x=small, y=Y)).input_shape == (10 << 20,)
+    assert npz(save(tmp_path / "large.npz", False, x=large, y=Y)).input_shape == (12 << 20,)
+    refused(lambda: npz(save(tmp_path / "packed.npz", True, x=large, y=Y)), "75 MB of memory", "with np.savez")
 
 
 def test_npz_without_its_arrays_says_which(tmp_path: Path) -> None:
@@ -367,6 +406,17 @@ def test_a_broken_image_is_named(tmp_path: Path, damage: str) -> None:
     raw = broken.read_bytes()
     broken.write_bytes({"text": b"no image", "cut": raw[: len(raw) // 2], "empty": b""}[damage])
     refused(lambda: folder(tmp_path), str(broken), "not a readable image")
+
+
+def test_a_photograph_with_its_small_copy_is_one_picture(tmp_path: Path) -> None:
+    """Telephones write such files (MPO) under the name of a JPEG."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        photograph, copy = Image.new("RGB", (8, 6), (200, 0, 0)), Image.new("RGB", (4, 3))
+        photograph.save(tmp_path / name / "1.jpg", "MPO", save_all=True, append_images=[copy])
+    with Image.open(tmp_path / "a" / "1.jpg") as image:
+        assert image.format == "MPO" and image.n_frames == 2
+    assert folder(tmp_path).train.x.shape == (2, 3, 6, 8)
 
 
 def test_empty_and_absent_folders_are_refused(tmp_path: Path) -> None:

@@ -112,6 +112,9 @@ def test_dropped_columns_are_no_features(csv: Path) -> None:
         ([" yes", "no", "yes "], ("no", "yes"), [1, 0, 1]),
         (["1", "two", "1"], ("1", "two"), [0, 1, 0]),
         (["1.0", "2.0", "1.0"], ("1.0", "2.0"), [0, 1, 0]),
+        (["+5", "3\x1d", "5"], ("3", "5"), [1, 0, 1]),  # white space to `strip`, but not to `int`
+        (["+-5", "3", "3"], ("+-5", "3"), [0, 1, 1]),  # signs and digits, but no number
+        (["9" * 30, "3", "3"], ("3", "9" * 30), [1, 0, 0]),  # beyond 64 bits
     ],
 )
 def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: list[int]) -> None:

@@ -119,6 +119,8 @@ def test_loading_keeps_the_buffers_and_names_what_does_not_fit(tmp_path: Path) -
         ({k: v for k, v in state.items() if k != "head.bias"}, "lacks head.bias"),
         ({**state, "extra": torch.zeros(1)}, "has besides extra"),
         ({**state, "head.bias": torch.zeros(4)}, "another shape head.bias"),
+        ({**state, "head.bias": state["head.bias"].long()}, "another kind of number head.bias"),
+        ({**state, "head.bias": state["head.bias"].double() * 0 + 1e300}, "too large for the model's type head.bias"),
     ):
         with pytest.raises(FedadcError, match=word):
             flat.load_state_dict(broken, "file")

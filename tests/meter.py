@@ -1,0 +1,85 @@
+"""Reads files, each in a process of its own, and says what came of it and what it took; started by test_hostile.
+
+A line on the standard input names a reader and a file, a line of the standard output is its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fedadc.config import load_config
+from fedadc.data import files
+from fedadc.data.builtin import read_cifar, read_idx
+from fedadc.data.own import folder, npz
+from fedadc.data.table import table
+from fedadc.errors import FedadcError
+from fedadc.models.build import read_weights
+
+
+def unpack(path: Path) -> object:
+    sums = {"x.bin": "0" * 32}
+    files.SOURCES["small"] = files.Source("small", (), sums, "", (path.name, files.md5_of(path)))
+    return files.get("small", path.parent / "data", origin=str(path))
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "npz": npz,
+    "idx": read_idx,
+    "cifar": partial(read_cifar, label_bytes=1, classes=10),
+    "csv": partial(table, label="label"),
+    "clients": partial(table, label="label", client="who"),
+    "folder": folder,
+    "scaled folder": partial(folder, size=20_000),
+    "weights": read_weights,
+    "config": load_config,
+    "archive": unpack,
+    "greedy": lambda path: b"\1" * (300 << 20),  # takes far more than its file, so that tests of tests see it
+}
+
+
+def allowed(path: Path) -> int:
+    """Bytes that reading a file may take: its own order of size."""
+    inside = path.rglob("*") if path.is_dir() else [path]
+    return (64 << 20) + 20 * sum(p.stat().st_size for p in inside if p.is_file())
+
+
+def answer(reader: str, path: Path) -> dict[str, object]:
+    """Within a fork: its peak starts at what the process has."""
+    signal.alarm(20)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    room = pages * resource.getpagesize() + allowed(path) + (256 << 20)  # also what is only asked for, not used
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        said = f"read: {READERS[reader](path)!r:.80}"
+    except FedadcError as error:
+        said = f"refused: {error}"
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    return {"said": said, "grown": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10}
+
+
+def forked(reader: str, path: Path) -> dict[str, object]:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(theirs, json.dumps(answer(reader, path)).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        found = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(found) if found else {"said": f"ended by signal {status & 0x7F}", "grown": 0}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        reader, path = json.loads(line)
+        print(json.dumps({**forked(reader, Path(path)), "allowed": allowed(Path(path))}), flush=True)

@@ -1,0 +1,51 @@
+"""Sentences for the user: one line, printable, of bounded length."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedadc.errors import FedadcError, require_file, unknown
+
+
+@given(st.text(alphabet=st.characters(), max_size=50))
+def test_any_text_becomes_one_printable_line(text: str) -> None:
+    shown = str(FedadcError(text))
+    assert shown.isprintable() and len(shown.splitlines()) <= 1
+    shown.encode("utf-8")
+    assert shown == text or not text.isprintable()
+    assert str(pickle.loads(pickle.dumps(FedadcError(text)))) == shown
+
+
+def test_line_ends_and_escapes_are_written_out() -> None:
+    assert str(FedadcError("a\n\x1b[2J\udcff.")) == r"a\n\x1b[2J\udcff."
+
+
+def test_a_long_text_and_a_long_list_are_cut() -> None:
+    assert len(str(FedadcError("x" * 10**6))) < 2100
+    message = str(unknown("column", "?", map(str, range(1000))))
+    assert message.endswith("and 960 more.") and len(message) < 300
+
+
+def test_only_a_regular_file_is_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    require_file(tmp_path / "file", "data")
+    require_file(tmp_path / "link", "data")
+    for name, words in {
+        "pipe": "is not a file",
+        ".": "is not a file",
+        "loop": "there is no file",
+        "none": "there is no file",
+        "x" * 300: "cannot be read .File name too long",
+        "\0": "there is no file",
+    }.items():
+        with pytest.raises(FedadcError, match=f"data: .*{words}|data: {words}"):
+            require_file(tmp_path / name, "data")
