@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-data lint wheel golden bench bench-peers bench-curves clean
+.PHONY: setup demo test test-slow test-data torture lint wheel golden bench bench-peers bench-curves clean
 
 setup: $(READY)
 
@@ -24,6 +24,9 @@ test-slow: $(READY)          # minutes: long runs and large partitions
 
 test-data: $(READY)          # needs FEDADC_DATA with CIFAR-10, CIFAR-100
 	$(BIN)/python -m pytest -m realdata
+
+torture: $(READY)            # half an hour: kills every method again and again; `tests/torture.py --quick` two minutes
+	$(BIN)/python tests/torture.py
 
 lint: $(READY)
 	$(BIN)/ruff check fedadc tests benchmarks
