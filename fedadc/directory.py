@@ -40,6 +40,7 @@ class MetricsFile:
     """metrics.jsonl: a line is there whole or not at all."""
 
     def __init__(self, path: Path) -> None:
+        require(path.is_file() or not path.exists(), f"{path} is not a file.")
         self._stream = path.open("ab+", buffering=0)
         self._size = 0
         self._digest = hashlib.sha256()

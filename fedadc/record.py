@@ -82,6 +82,8 @@ def read_run(path: Path) -> RecordedRun:
             and all(isinstance(record.get(k, 0), int) for k in ("bytes_up", "bytes_down")),
             f"{path / METRICS}, line {number} is not the record of a round.",
         )
+        before = records[-1]["round"] if records else 0
+        require(record["round"] > before, f"{path / METRICS}, line {number} is of round {record['round']} again.")
         records.append(record)
     require(bool(records), f"{path} holds no finished round yet.")
     return RecordedRun(path, tree, records)

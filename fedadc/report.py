@@ -17,7 +17,7 @@ from fedadc.record import RecordedRun
 
 LAST = 10  # rounds; the mean over those of them that were evaluated is a run's final value
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
-NO_PART = ("storage",)  # keys that take no part in a result
+NO_PART = ("storage", "checkpoint")  # keys that take no part in a result
 NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
 STYLES = ("-", "--", ":", "-.")
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")

@@ -37,23 +37,7 @@ def mutated(draw: st.DrawFn, good: bytes, most: int = 3) -> bytes:
             width = draw(st.sampled_from([1, 2, 4, 8]))
             content[at : at + width] = number[-width:] if draw(st.booleans()) else number[:width]
         else:
-            words = [
-                b"(",
-                b")",
-                b"'",
-                b"-1",
-                b"9" * 30,
-                b"\n",
-                b"\0",
-                b'"',
-                b",",
-                b"None",
-                b"nan",
-                b"1e400",
-                b"{",
-                b"\xff",
-            ]
-            content[at:end] = draw(st.sampled_from(words))
+            content[at:end] = draw(st.sampled_from(WORDS))
     return bytes(content)
 
 
