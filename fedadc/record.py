@@ -67,7 +67,7 @@ def read_run(path: Path) -> RecordedRun:
     except (OSError, UnicodeDecodeError) as error:
         raise FedadcError(f"{path} cannot be read ({error}).") from error
     require(isinstance(tree, dict), f"{path / CONFIG} is not a config.")
-    records = []
+    records: list[dict[str, Any]] = []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # its process was killed while it wrote it
     for number, line in enumerate(lines, start=1):
