@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from torch import Tensor
 from fedadc.durable import checksum, flush_folder, packed, write_durably
 from fedadc.errors import CannotResume, FedadcError, one_line, require
 from fedadc.federation.rounds import RunState
-from fedadc.federation.store import ClientStates, Entry, SavedState, Store
+from fedadc.federation.store import ClientStates, Entry, SavedState, Store, save_all
 
 if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
@@ -127,7 +127,7 @@ class Checkpoints:
     def _write(self, state: RunState, metrics: Mark) -> None:
         for folder in (self.folder, self.folder / CLIENTS):
             folder.mkdir(exist_ok=True)
-        clients = [(k, entry.round, saved.checksum) for k, entry, saved in self._saved(state.clients)]
+        clients = self._save(state.clients)
         flush_folder(self.folder / CLIENTS)
         content = packed({"theta": state.theta, **{f"server.{name}": v for name, v in state.server.items()}})
         write_durably(self.folder / f"{_name(state.round)}.safetensors", content)
@@ -139,10 +139,17 @@ class Checkpoints:
         self._forget_all_but(manifest, self.last)
         self.last = manifest
 
-    def _saved(self, clients: ClientStates) -> Iterator[tuple[int, Entry, SavedState]]:
-        for client in clients:
-            entry = clients.entry(client)
-            yield client, entry, entry.store.save(entry, self.folder / CLIENTS / _client_file(client, entry.round))
+    def _save(self, clients: ClientStates) -> list[tuple[int, int, str]]:
+        """The part of the manifest that names the clients' files."""
+        entries = {client: clients.entry(client) for client in clients}
+        folder = self.folder / CLIENTS
+        save_all((entry, folder / _client_file(client, entry.round)) for client, entry in entries.items())
+        listed = []
+        for client, entry in entries.items():
+            saved = entry.store.saved(entry)
+            assert saved is not None
+            listed.append((client, entry.round, saved.checksum))
+        return listed
 
     def _forget_all_but(self, *manifests: Manifest | None) -> None:
         kept = [m for m in manifests if m is not None][:KEPT]

@@ -2,7 +2,7 @@
 
 A state never changes: a round makes new ones, and those of earlier rounds live on while somebody holds them, so a run
 can go on from any of them. What nobody holds is forgotten, file and all; only files that a checkpoint has asked for
-(`save`) are its own to delete.
+(`save_all`) are its own to delete.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadc.durable import checksum, packed, write_durably
+from fedadc.durable import checksum, packed, write_all_durably
 from fedadc.errors import FedadcError, require
 from fedadc.methods.base import State
 
@@ -102,16 +102,18 @@ class Store:
     def _path(self, serial: int) -> Path:
         return self._saved[serial].path if serial in self._saved else self._files[serial]
 
-    def save(self, entry: Entry, path: Path) -> SavedState:
-        """See to it that a state is in a file that lasts, this one unless it has one already."""
-        serial = entry.serial
-        if serial not in self._saved:
-            in_memory = self._memory.get(serial)
-            content = self._files[serial].read_bytes() if in_memory is None else packed(in_memory[0])
-            write_durably(path, content)
-            self._saved[serial] = SavedState(path, checksum(content))
-            self._drop_file(serial)
-        return self._saved[serial]
+    def saved(self, entry: Entry) -> SavedState | None:
+        """The file that lasts of a state, if it has one."""
+        return self._saved.get(entry.serial)
+
+    def content(self, entry: Entry) -> bytes:
+        """A state as a file has it."""
+        in_memory = self._memory.get(entry.serial)
+        return self._path(entry.serial).read_bytes() if in_memory is None else packed(in_memory[0])
+
+    def set_saved(self, entry: Entry, saved: SavedState) -> None:
+        self._saved[entry.serial] = saved
+        self._drop_file(entry.serial)
 
     @cached_property
     def _folder(self) -> Path:
@@ -151,6 +153,22 @@ class Store:
 def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def save_all(wanted: Iterable[tuple[Entry, Path]]) -> None:
+    """See to it that states are in files that last: these, where they have none yet."""
+    todo = [(entry, path) for entry, path in wanted if entry.store.saved(entry) is None]
+    marks: dict[Path, str] = {}
+
+    def contents() -> Iterator[tuple[Path, bytes]]:
+        for entry, path in todo:
+            content = entry.store.content(entry)
+            marks[path] = checksum(content)
+            yield path, content
+
+    write_all_durably(contents())
+    for entry, path in todo:
+        entry.store.set_saved(entry, SavedState(path, marks[path]))
 
 
 class ClientStates(Mapping[int, State]):
