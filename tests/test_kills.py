@@ -56,21 +56,30 @@ def test_killed_with_workers(folder: Path) -> None:
 
 def test_killed_and_damaged(folder: Path) -> None:
     run = torment("moon", folder)
-    with run.life(doom=Doom("append", False, 7, "")) as life:
-        assert life.end() == -signal.SIGKILL
-    run.look_after(life)
-    run.damage()
+    for victim, how in [("manifest", "flip"), ("tensors", "flip"), ("client", "delete")]:
+        killed_by(Doom("append", False, 5, ""), run)
+        tensors, client, *_ = run.own_files()
+        run.damage({"manifest": tensors.with_suffix(".json"), "tensors": tensors, "client": client}[victim], how)
     run.finish()
+    assert not run.unwarned
 
 
 def test_killed_in_the_middle_of_a_checkpoint(folder: Path) -> None:
-    """States are in files, so each has some of them to write, its own two, and those before to delete."""
+    """Among the clients' files, or at tensors and manifest: the fifth and the sixth of their kind."""
     run = torment("feddyn", folder)
-    for call, after in [("fsync", False), ("replace", False), ("replace", True), ("unlink", False), ("unlink", True)]:
-        with run.life(doom=Doom(call, after, run.rng.randint(6, 20), str(run.out / "checkpoints"))) as life:
-            assert life.end() == -signal.SIGKILL
-        assert run.buried(life) and run.good, f"{call}, {after}"
+    for call, after, part, number in [
+        ("fsync", False, "clients/", 5), ("replace", True, "clients/", 6), ("unlink", True, "clients/", 2),
+        ("fsync", False, "round-", 5), ("replace", True, "round-", 5), ("fsync", False, "round-", 6),
+        ("replace", True, "round-", 6), ("unlink", True, "round-", 1),
+    ]:  # fmt: skip
+        killed_by(Doom(call, after, number, f"{run.out}/checkpoints/{part}"), run)
     run.finish()
+
+
+def killed_by(doom: Doom, run: Torment) -> None:
+    with run.life(doom=doom) as life:
+        assert life.end() == -signal.SIGKILL, life.printed()
+    run.look_after(life)
 
 
 def test_a_signal_ends_a_run_that_can_go_on(folder: Path) -> None:
@@ -133,8 +142,7 @@ def test_what_may_change_changes_no_bit(tmp_path: Path) -> None:
 
 def test_what_decides_the_result_may_not_change(folder: Path, tmp_path: Path) -> None:
     run = torment("fedadc", folder)
-    with run.life(doom=Doom("append", False, 7, "")) as life:
-        assert life.end() == -signal.SIGKILL
+    killed_by(Doom("append", False, 7, ""), run)
     before = contents(run.out)
     words = [*run_words(run.config, run.out), "local.lr=0.01", "method.beta=0.5", "evaluate.every=2"]
     with Life(words, tmp_path / "log") as life:

@@ -441,11 +441,11 @@ class Torment:
         self.row.signals += 1
         return True
 
-    def damage(self) -> None:
+    def damage(self, victim: Path | None = None, how: str | None = None) -> None:
         """Spoil the newest checkpoint, but nothing that the one before needs."""
-        newest, previous = [m for m in manifests(self.out) if is_good(m)][:2]
-        victim = self.rng.choice([newest, *(files_of(newest).keys() - files_of(previous).keys())])
-        how, content = self.rng.choice(["delete", "truncate", "flip"]), bytearray(victim.read_bytes())
+        newest = next(m for m in manifests(self.out) if is_good(m))
+        victim = victim or self.rng.choice([newest, *self.own_files()])
+        how, content = how or self.rng.choice(["delete", "truncate", "flip"]), bytearray(victim.read_bytes())
         at = self.rng.randrange(len(content))
         if how == "delete":
             victim.unlink()
@@ -456,6 +456,11 @@ class Torment:
         self.at_least = min(2, len(self.good) - 1)
         self.good = self.good[1:]
         self.row.damages += 1
+
+    def own_files(self) -> list[Path]:
+        """Of the newest checkpoint: its tensors first, then the clients' states that the one before does not name."""
+        newest, previous, *_ = (files_of(m) for m in manifests(self.out) if is_good(m))
+        return [file for file in newest if file not in previous]
 
     def compare(self) -> None:
         check_finished(self.out)
