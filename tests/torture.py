@@ -251,10 +251,13 @@ def files_of(manifest: Path) -> dict[Path, str]:
 
 def is_good(manifest: Path) -> bool:
     try:
-        mark = json.loads(manifest.read_bytes())["manifest"]["metrics"]
+        sealed = json.loads(manifest.read_bytes())
+        told, mark = sealed["manifest"], sealed["manifest"]["metrics"]
         metrics = (manifest.parent.parent / "metrics.jsonl").read_bytes()[: mark["bytes"]]
-        return sha(metrics) == mark["checksum"] and all(sha(f.read_bytes()) == m for f, m in files_of(manifest).items())
-    except (OSError, ValueError, KeyError):
+        pairs = [(json.dumps(told, sort_keys=True, separators=(",", ":")).encode(), sealed["checksum"])]
+        pairs += [(metrics, mark["checksum"]), *((file.read_bytes(), m) for file, m in files_of(manifest).items())]
+        return all(sha(content) == expected for content, expected in pairs)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
