@@ -14,9 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,8 @@ log = logging.getLogger("fedadc")
 FORMAT = 1
 FOLDER = "checkpoints"  # in a run directory
 CLIENTS = "clients"
+CHECKPOINT = re.compile(r"round-(\d{8,})(\.json|\.safetensors)(\.part)?")  # files that are ours to delete
+STATE = re.compile(r"\d+-\d+\.safetensors(\.part)?")
 KEPT = 2
 LARGEST_SHARE = 0.02  # of a run's time that writing may take
 
@@ -90,7 +95,7 @@ class Manifest:
     round: int
     horizon: int
     config: str  # checksum of the settings that decide the result
-    data: str  # checksum of the samples and of who holds them
+    data: str  # checksum of the samples, of who holds them, and of what a model has that is not trained
     state: str  # checksum of the file with theta and the server's state
     metrics: Mark
     clients: list[tuple[int, int, str]]  # client, round of its state, checksum of its file
@@ -99,23 +104,35 @@ class Manifest:
     def name(self) -> str:
         return _name(self.round)
 
+    def files(self) -> list[str]:
+        """Of its clients' states."""
+        return [_client_file(client, round) for client, round, _ in self.clients]
+
 
 class Unusable(Exception):
     """Why a checkpoint cannot be used."""
 
 
 class Checkpoints:
-    """The checkpoints of one run in a folder."""
+    """The checkpoints of one run in a folder. In a loop of your own, `config` is any text that names its settings."""
 
     def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
-        self.last: Manifest | None = None  # written or read
-        self._data: str | None = None
+        self._kept: list[Manifest] = []  # the newest first
+
+    @property
+    def last(self) -> Manifest | None:
+        """Written or read."""
+        return self._kept[0] if self._kept else None
 
     @property
     def round(self) -> int:
         """Of the last checkpoint; 0 if there is none."""
         return 0 if self.last is None else self.last.round
+
+    @cached_property
+    def data(self) -> str:
+        return _data_checksum(self.federation)
 
     def write(self, state: RunState, metrics: Mark = NOTHING) -> None:
         """Save a state of the federation after a round."""
@@ -126,41 +143,56 @@ class Checkpoints:
 
     def _write(self, state: RunState, metrics: Mark) -> None:
         for folder in (self.folder, self.folder / CLIENTS):
-            folder.mkdir(exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir()
+                flush_folder(folder.parent)
         clients = self._save(state.clients)
-        flush_folder(self.folder / CLIENTS)
         content = packed({"theta": state.theta, **{f"server.{name}": v for name, v in state.server.items()}})
         write_durably(self.folder / f"{_name(state.round)}.safetensors", content)
         manifest = Manifest(
-            FORMAT, state.round, state.horizon, self.config, self._data_mark(), checksum(content), metrics, clients
+            FORMAT, state.round, state.horizon, self.config, self.data, checksum(content), metrics, clients
         )
         write_durably(self.folder / f"{_name(state.round)}.json", _sealed(manifest))
-        flush_folder(self.folder)
-        self._forget_all_but(manifest, self.last)
-        self.last = manifest
+        self._kept = [manifest, *(m for m in self._kept if m.round < manifest.round)][:KEPT]
+        self._forget_others(state.clients)
 
     def _save(self, clients: ClientStates) -> list[tuple[int, int, str]]:
         """The part of the manifest that names the clients' files."""
-        entries = {client: clients.entry(client) for client in clients}
-        folder = self.folder / CLIENTS
-        save_all((entry, folder / _client_file(client, entry.round)) for client, entry in entries.items())
-        listed = []
-        for client, entry in entries.items():
-            saved = entry.store.saved(entry)
-            assert saved is not None
-            listed.append((client, entry.round, saved.checksum))
-        return listed
+        wanted = {}
+        for client in clients:
+            entry = clients.entry(client)
+            wanted[client] = entry, self.folder / CLIENTS / _client_file(client, entry.round)
+        marks = save_all(wanted.values())
+        return [(client, entry.round, marks[path]) for client, (entry, path) in wanted.items()]
 
-    def _forget_all_but(self, *manifests: Manifest | None) -> None:
-        kept = [m for m in manifests if m is not None][:KEPT]
-        names = {m.name for m in kept}
+    def _forget_others(self, clients: ClientStates) -> None:
+        """Delete checkpoints but the last two, and states that neither names and nobody holds."""
+        names = {m.name for m in self._kept}
         for file in self.folder.iterdir():
-            if file.is_file() and file.stem not in names:
+            if CHECKPOINT.fullmatch(file.name) and file.name.partition(".")[0] not in names:
                 file.unlink(missing_ok=True)
-        clients = {_client_file(client, round) for m in kept for client, round, _ in m.clients}
+        self._forget_states_but({f for m in self._kept for f in m.files()} | clients.saved_files(self.folder / CLIENTS))
+
+    def _forget_states_but(self, kept: set[str]) -> None:
         for file in (self.folder / CLIENTS).iterdir():
-            if file.name not in clients:
+            if STATE.fullmatch(file.name) and file.name not in kept:
                 file.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Delete states that no checkpoint here names: they were written for one that never came about."""
+        if (self.folder / CLIENTS).is_dir():
+            with suppress(Unusable):  # who knows what a damaged one names
+                manifests = [_opened(path.read_bytes()) for path, _ in self._found()]
+                self._forget_states_but({f for m in manifests for f in m.files()})
+
+    def _found(self) -> list[tuple[Path, int]]:
+        """The manifests here and their rounds, the newest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [
+            (p, int(m[1])) for p in self.folder.iterdir() if (m := CHECKPOINT.fullmatch(p.name)) and m[2] == ".json"
+        ]
+        return sorted(found, key=lambda pair: -pair[1])
 
     def newest(
         self,
@@ -171,9 +203,8 @@ class Checkpoints:
 
         `metrics_of(bytes)` is the mark of the first so many bytes of the metrics, if there are so many.
         """
-        found = sorted(self.folder.glob("round-*.json"), reverse=True) if self.folder.is_dir() else []
         reasons = []
-        for path in found:
+        for path, _ in self._found():
             try:
                 manifest = self._manifest(path)
                 if metrics_of(manifest.metrics.bytes) != manifest.metrics:
@@ -186,7 +217,7 @@ class Checkpoints:
             else:
                 for reason in reasons:
                     warn(f"{reason}; going on from the one before")
-                self.last = manifest
+                self._kept = [manifest]
                 return state
         if reasons:
             raise CannotResume("no checkpoint is good, and nothing was changed: " + "; ".join(reasons) + ".")
@@ -198,8 +229,8 @@ class Checkpoints:
             raise Unusable(f"it is of round {manifest.round}")
         if manifest.config != self.config:
             raise Unusable("it belongs to a run with other settings")
-        if manifest.data != self._data_mark():
-            raise Unusable("it belongs to other data, or the data has changed since")
+        if manifest.data != self.data:
+            raise Unusable("it belongs to other data or weights, or they have changed since")
         return manifest
 
     def _state(self, manifest: Manifest) -> RunState:
@@ -226,11 +257,6 @@ class Checkpoints:
             ClientStates(store).updated(clients),
             manifest.horizon,
         )
-
-    def _data_mark(self) -> str:
-        if self._data is None:
-            self._data = _data_checksum(self.federation)
-        return self._data
 
 
 def _name(round: int) -> str:
@@ -292,7 +318,7 @@ def _checksum_of(path: Path) -> str | None:
 
 
 def _data_checksum(federation: Federation) -> str:
-    """Of all samples, and of who holds them."""
+    """Of all samples, of who holds them, and of what a model has that is not trained."""
     digest = hashlib.sha256()
     for name, samples in federation.data.splits().items():
         for tensor in (samples.x, samples.y):
@@ -300,17 +326,16 @@ def _data_checksum(federation: Federation) -> str:
             digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
     for array in (federation.clients.indices, federation.clients.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
+    digest.update(packed(federation.model.fixed()))
     return digest.hexdigest()
 
 
 def check_room(free: int, federation: Federation) -> None:
-    """Refuse a disk that cannot even hold one checkpoint."""
+    """Refuse a disk that cannot even hold one checkpoint, and states that no file can hold."""
     state = federation.start()
-    theta = state.theta
-    own = {**federation.method.client_state(theta), **federation.method.objective.client_state(theta)}
-    size = {name: v.numel() * v.element_size() for name, v in (("theta", theta), *state.server.items())}
-    each = sum(v.numel() * v.element_size() for v in own.values())
-    needed = sum(size.values()) + size["theta"] + federation.cohort * each
+    own = {**federation.method.client_state(state.theta), **federation.method.objective.client_state(state.theta)}
+    theta, server, each = (len(packed(v)) for v in ({"theta": state.theta}, state.server, own))
+    needed = 2 * theta + server + (federation.cohort * each if own else 0)
     if free < needed:
         raise FedadcError(
             f"the disk has {free / 1e6:.1f} MB left, but this run's first checkpoint and model take "

@@ -201,7 +201,7 @@ def experiment(
     from fedadc.processes import import_torch
 
     import_torch()
-    from fedadc.directory import locked
+    from fedadc.durable import locked
     from fedadc.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
     from fedadc.report import as_json, plot, summarise
     from fedadc.terminal import choices_table, comparison, note, progress_of_trials, say
@@ -314,7 +314,7 @@ def data_show(
 
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2, an interruption exit code 130."""
-    logging.getLogger("fedadc").addHandler(_Warnings(logging.WARNING))
+    logging.getLogger("fedadc").handlers[:] = [_Warnings(logging.WARNING)]
     try:
         code = typer.main.get_command(app).main(prog_name="fedadc", standalone_mode=False)
     except BrokenPipeError:  # `| head` has what it wanted

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
+import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,51 +14,39 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import torch
-
-import fedadc
 from fedadc.checkpoint import FOLDER as CHECKPOINTS
 from fedadc.checkpoint import Checkpoints, Mark, Pace, check_room
-from fedadc.durable import PARTIAL, write_durably
-from fedadc.errors import CannotResume, FedadcError, require
+from fedadc.config import load_config
+from fedadc.durable import LOCK, PARTIAL, locked, packed, write_durably, write_text
+from fedadc.environment import ENVIRONMENT, Facts, changes_of, gone_on, read_facts, text_of
+from fedadc.errors import CannotResume, FedadcError, one_line, require
+from fedadc.evaluate import Metrics
 from fedadc.federation.rounds import Round
 from fedadc.federation.store import FILES as STATES
-from fedadc.identity import changes_of, mark_of
+from fedadc.identity import mark_of, require_same
 from fedadc.interrupts import held_back
 from fedadc.plan import Plan
-from fedadc.record import CONFIG, ENVIRONMENT, METRICS, MODEL, model_file, record_of
+from fedadc.record import CONFIG, METRICS, MODEL, model_facts, model_file, model_in, record_of
 
-LOCK = ".lock"
 FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
-Facts = dict[str, Any]  # of an environment.json
+REPLACED = ".replaced-"  # how the folder begins in which a run waits until the one that replaces it is finished
 
 
 class MetricsFile:
     """metrics.jsonl: a line is there whole or not at all."""
 
-    def __init__(self, path: Path) -> None:
-        require(path.is_file() or not path.exists(), f"{path} is not a file.")
-        self._stream = path.open("ab+", buffering=0)
-        self._size = 0
-        self._digest = hashlib.sha256()
+    def __init__(self, path: Path, size: int = 0) -> None:
+        """With its first so many bytes."""
+        content = _start_of(path, size)
+        self.records = [json.loads(line) for line in content.splitlines()]
+        self._size, self._digest = size, hashlib.sha256(content)
+        self._stream = path.open("ab", buffering=0)
+        self._stream.truncate(size)
 
     def mark(self) -> Mark:
         """Of all lines so far, which have then reached the disk."""
         os.fsync(self._stream.fileno())
         return Mark(self._size, self._digest.hexdigest())
-
-    def mark_of(self, size: int) -> Mark | None:
-        """Of the first so many bytes, if there are so many."""
-        content = self._read(size)
-        return Mark(size, hashlib.sha256(content).hexdigest()) if len(content) == size else None
-
-    def cut(self, size: int) -> list[dict[str, Any]]:
-        """Keep the first so many bytes; the records in them."""
-        content = self._read(size)
-        self._stream.truncate(size)
-        self._size, self._digest = size, hashlib.sha256(content)
-        return [json.loads(line) for line in content.splitlines()]
 
     def append(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
@@ -77,9 +63,19 @@ class MetricsFile:
     def close(self) -> None:
         self._stream.close()
 
-    def _read(self, size: int) -> bytes:
-        self._stream.seek(0)
-        return self._stream.read(size) if 0 < size <= os.fstat(self._stream.fileno()).st_size else b""
+
+def mark_of_metrics(path: Path, size: int) -> Mark | None:
+    """Of the first so many bytes, if there are so many."""
+    content = _start_of(path, size)
+    return Mark(size, hashlib.sha256(content).hexdigest()) if len(content) == size else None
+
+
+def _start_of(path: Path, size: int) -> bytes:
+    require(path.is_file() or not path.exists(), f"{path} is not a file.")
+    if not path.exists() or not 0 < size <= path.stat().st_size:
+        return b""
+    with path.open("rb") as stream:
+        return stream.read(size)
 
 
 class RunDirectory:
@@ -89,25 +85,27 @@ class RunDirectory:
         self.path, self.plan = path, plan
         self.state = plan.federation.start()  # after the last recorded round
         self.history: list[dict[str, Any]] = []
-        self.was_begun = False  # by this process
-        self._replaced: Path | None = None  # where the run that stood here waits until this one is finished
-        self._held = ExitStack()
-        with self._opening():
-            path.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(locked(path))
         self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, mark_of(plan.config))
         self._pace = Pace(plan.config.checkpoint)
+        self._was_begun = False  # by this process
+        self._replaced: Path | None = None
+        self._held = ExitStack()
+        with self._letting_go_on_failure():
+            self._held.enter_context(locked(path))
 
     @classmethod
     def begun(cls, path: Path, plan: Plan, facts: Facts, overwrite: bool = False) -> Self:
-        check_free(path, overwrite)
         directory = cls(path, plan)
-        directory.was_begun = True
+        with directory._letting_go_on_failure():
+            if not never_began(path):  # somebody else may have begun one meanwhile
+                check_free(path, overwrite)
+            check_room(shutil.disk_usage(path).free, plan.federation)
+            directory._put_aside()
+        directory._was_begun = True
         try:
             with directory._writing():
-                check_room(shutil.disk_usage(path).free, plan.federation)
-                directory._put_aside()
-                write_text(path / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+                settings = {**facts, "settings": directory.checkpoints.config}
+                write_text(path / ENVIRONMENT, json.dumps(settings, indent=2) + "\n")
                 write_text(path / CONFIG, plan.config.yaml())  # with it a run begins to exist
                 directory._open_metrics()
         except BaseException:
@@ -119,114 +117,141 @@ class RunDirectory:
     def reopened(cls, path: Path, plan: Plan, facts: Facts, warn: Callable[[str], None]) -> Self:
         """From the newest good checkpoint; from the beginning if the run never came to one."""
         directory = cls(path, plan)
-        with directory._opening():
-            metrics = directory._open_metrics()
-            directory.state = directory.checkpoints.newest(metrics.mark_of, warn) or directory.state
-            done = directory.state.round
-            if plan.config.rounds < done:
-                raise CannotResume(
-                    f"the run in {path} has {done} rounds already; rounds must be at least that, not "
-                    f"{plan.config.rounds}."
-                )
+        with directory._letting_go_on_failure():
+            require_same(load_config(path / CONFIG), plan.config, str(path))
+            before, metrics = read_facts(path), path / METRICS
+            directory.checkpoints.config = text_of(before, "settings") or directory.checkpoints.config
+            found = directory.checkpoints.newest(lambda size: mark_of_metrics(metrics, size), warn)
+            directory.state = found or directory.state
+            _require_a_place_to_go_on(path, directory.state.round, plan.config.rounds)
             last = directory.checkpoints.last
-            directory.history = metrics.cut(0 if last is None else last.metrics.bytes)
+            directory._open_metrics(0 if last is None else last.metrics.bytes)
+            directory.checkpoints.sweep()
             _sweep(path)
             write_text(path / CONFIG, plan.config.yaml())
-            directory._note_environment(facts, warn)
+            if before and (changes := changes_of(before, facts)):
+                warn(f"this is not where {path} was begun: {', '.join(changes)}; bits may differ from here on")
+            now = {**facts, "settings": directory.checkpoints.config}
+            text = json.dumps(gone_on(before, now, directory.state.round), indent=2)
+            write_text(path / ENVIRONMENT, text + "\n")
         return directory
 
-    def _open_metrics(self) -> MetricsFile:
-        self._metrics = MetricsFile(self.path / METRICS)
+    def _open_metrics(self, size: int = 0) -> None:
+        self._metrics = MetricsFile(self.path / METRICS, size)
         self._held.callback(self._metrics.close)
-        return self._metrics
+        self.history = self._metrics.records
 
-    def _note_environment(self, now: Facts, warn: Callable[[str], None]) -> None:
-        first = read_facts(self.path)
-        if first and (changes := changes_of(first, now)):
-            warn(f"this is not where {self.path} was begun: {', '.join(changes)}; bits may differ from here on")
-        resumed = [*_list(first.get("resumed")), {"round": self.state.round, **now}]
-        write_text(self.path / ENVIRONMENT, json.dumps({**now, **first, "resumed": resumed}, indent=2) + "\n")
-
-    def append(self, result: Round) -> dict[str, Any]:
+    def append(self, result: Round) -> None:
         """Record a round, and write a checkpoint if one is due."""
         record = record_of(result)
         with self._writing():
             self._metrics.append(record)
             self.state = result.state
             self.history.append(record)
-            if self._pace.due(result.round):
+            # always after the first round: a run with more rounds and no checkpoint has lost its own
+            if self.checkpoints.last is None or self._pace.due(result.round):
                 self._checkpoint()
-        return record
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the last round was, as a last round should be."""
+        splits = self.plan.federation.examiner.splits
+        return not splits or f"{next(iter(splits))}_accuracy" in self.history[-1]
+
+    def amend(self, metrics: Metrics) -> None:
+        """Add metrics to the last record: of a round that was not meant to be the last."""
+        record = {**self.history.pop(), **metrics}
+        with self._writing():
+            self._metrics.close()
+            size = sum(len(json.dumps(r, allow_nan=False)) + 1 for r in self.history)
+            self._open_metrics(size)
+            self._metrics.append(record)
+            self.history.append(record)
+            self.checkpoints.write(self.state, self._metrics.mark())
 
     def _checkpoint(self) -> None:
         if self.checkpoints.round < self.state.round:
+            mark = self._metrics.mark()
+            _ = self.checkpoints.data  # made once, so it says nothing about what the next one costs
             began = time.monotonic()
-            self.checkpoints.write(self.state, self._metrics.mark())
+            self.checkpoints.write(self.state, mark)
             self._pace.took(began)
 
     def finish(self) -> None:
-        """Write the models, the first, by which the run is judged, under the plain name, and the last checkpoint."""
+        """Write the last checkpoint and the models; the run that stood here before is now replaced."""
         with self._writing(), held_back():
-            self._write_models()
             self._checkpoint()
-            for replaced in self.path.resolve().parent.glob(f"{self._aside}*"):  # also by a process that was killed
+            self._write_models()
+            for replaced in self.path.glob(f"{REPLACED}*"):
                 shutil.rmtree(replaced, ignore_errors=True)
         self._held.close()
 
     def _write_models(self) -> None:
+        """The first, by which the run is judged, under the plain name."""
         for index, (name, state_dict) in enumerate(self.plan.federation.models(self.state).items()):
-            write_durably(self.path / (model_file(name) if index else MODEL), _model(name, state_dict))
+            file = self.path / (model_file(name) if index else MODEL)
+            write_durably(file, packed(state_dict, model_facts(name, self.state.round)))
 
     def leave(self) -> str | None:
         """Keep what was done of a run that cannot go on now; a sentence that says what that is, if it is anything."""
         with held_back(for_good=True):
-            return self._left()
-
-    def _left(self) -> str | None:
-        if self.was_begun and not self.state.round:
-            self._discard()
-            return None
-        try:
-            self.finish()
-        except FedadcError as error:
+            if self._was_begun and not self.state.round:
+                self._discard()
+                return None
+            problem = ""
+            for keep in (self._checkpoint, self._write_models) if self.state.round else ():
+                try:
+                    with self._writing():
+                        keep()
+                except Exception as error:  # also a bug in a user's `evaluated`: the checkpoint is kept all the same
+                    problem = f"{one_line(error)}; "
             self._held.close()
-            at = self.checkpoints.round
-            kept = f"its last checkpoint, of round {at}, is whole" if at else "it has no checkpoint yet"
-            return f"{str(error).rstrip('.')}; {kept}: `fedadc resume {self.path}` goes on from there"
-        at, rounds = self.state.round, self.plan.config.rounds
-        return f"{self.path} stands at round {at} of {rounds}; `fedadc resume {self.path}` goes on from there"
+            at, command = self.checkpoints.round, f"`fedadc resume {shlex.quote(str(self.path))}`"
+            old = ", in which the run that it replaces still waits," if any(self.path.glob(f"{REPLACED}*")) else ""
+            rounds = self.plan.config.rounds
+            return f"{problem}{self.path}{old} stands at round {at} of {rounds}; {command} goes on from there"
+
+    def _put_aside(self) -> None:
+        """A run that stands here, in a folder below, so that nothing is ever copied; all of it or nothing."""
+        old = [file for file in held_in(self.path) if not file.name.startswith(REPLACED)]
+        if not old:
+            return
+        self._replaced = Path(tempfile.mkdtemp(prefix=REPLACED, dir=self.path))
+        try:
+            for file in old:
+                file.replace(self._replaced / file.name)
+        except BaseException:
+            self._bring_back()
+            raise
+
+    def _bring_back(self) -> None:
+        if self._replaced:
+            for file in self._replaced.iterdir():
+                file.replace(self.path / file.name)
+            self._replaced.rmdir()
 
     def _discard(self) -> None:
         """Take back a run that never finished a round, and bring back the one that it was to replace."""
         with suppress(OSError):
-            _clear(self.path)
-            if self._replaced:
-                for file in self._replaced.iterdir():
-                    file.replace(self.path / file.name)
-                self._replaced.rmdir()
+            for file in held_in(self.path):
+                if file.name.startswith(STATES) or file.name == CHECKPOINTS:
+                    shutil.rmtree(file, ignore_errors=True)
+                elif not file.name.startswith(REPLACED) and _is_of_a_run(file):
+                    file.unlink()
+            self._bring_back()
         self._held.close()
         with suppress(OSError):
             self.path.rmdir()  # if it is empty
 
-    def _put_aside(self) -> None:
-        old = [file for file in self.path.iterdir() if _is_of_a_run(file) and file.name != LOCK]
-        if old:
-            self._replaced = Path(tempfile.mkdtemp(prefix=self._aside, dir=self.path.resolve().parent))
-            for file in old:
-                file.replace(self._replaced / file.name)
-
-    @property
-    def _aside(self) -> str:
-        return f".{self.path.resolve().name}-replaced-"
-
     @contextmanager
-    def _opening(self) -> Iterator[None]:
-        """Let go of the folder if it cannot be used."""
+    def _letting_go_on_failure(self) -> Iterator[None]:
         try:
             with self._writing():
                 yield
         except BaseException:
             self._held.close()
+            with suppress(OSError):
+                self.path.rmdir()  # if it is empty
             raise
 
     @contextmanager
@@ -235,6 +260,15 @@ class RunDirectory:
             yield
         except OSError as error:
             raise FedadcError(f"cannot write to {self.path} ({error.strerror or error}).") from error
+
+
+def _require_a_place_to_go_on(path: Path, done: int, rounds: int) -> None:
+    """Refuse to begin again where there was more than a beginning, and to go back."""
+    began = (path / METRICS).is_file() and (path / METRICS).read_bytes().count(b"\n") > 1
+    if not done and (began or (path / MODEL).exists()):
+        raise CannotResume(f"the run in {path} has lost its checkpoints, so it cannot go on; nothing was changed.")
+    if rounds < done:
+        raise CannotResume(f"the run in {path} has {done} rounds already; rounds must be at least that, not {rounds}.")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -255,7 +289,10 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 def never_began(path: Path) -> bool:
     """Whether a folder holds nothing, or what a run had written that was killed before it began."""
-    return all(p.name.removesuffix(PARTIAL) == ENVIRONMENT or p.name == CONFIG + PARTIAL for p in held_in(path))
+    return all(
+        p.name.removesuffix(PARTIAL) == ENVIRONMENT or p.name == CONFIG + PARTIAL or p.name.startswith(REPLACED)
+        for p in held_in(path)
+    )
 
 
 def held_in(path: Path) -> list[Path]:
@@ -269,35 +306,9 @@ def held_in(path: Path) -> list[Path]:
 
 def _is_of_a_run(file: Path) -> bool:
     if file.is_dir():
-        return file.name.startswith(STATES) or file.name == CHECKPOINTS
-    return file.name.removesuffix(PARTIAL) in (*FILES, LOCK) or file.name == model_file(_model_in(file))
-
-
-def _model_in(file: Path) -> str:
-    """The name of the model that a run saved in a file; nothing for a file of another origin."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as opened:
-            return str((opened.metadata() or {}).get("model", ""))
-    except (SafetensorError, OSError):
-        return ""
-
-
-def _model(name: str, state_dict: Mapping[str, torch.Tensor]) -> bytes:
-    from safetensors.torch import save
-
-    content: bytes = save(dict(state_dict), metadata={"model": name})
-    return content
-
-
-def _clear(path: Path) -> None:
-    """Remove what a run left in a folder."""
-    for file in path.iterdir():
-        if file.is_dir() and _is_of_a_run(file):
-            shutil.rmtree(file, ignore_errors=True)
-        elif _is_of_a_run(file) and file.name != LOCK:
-            file.unlink()
+        return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS
+    plain = file.name.removesuffix(PARTIAL)
+    return plain in (*FILES, LOCK) or file.name == model_file(model_in(file)[0])
 
 
 def _sweep(path: Path) -> None:
@@ -307,76 +318,3 @@ def _sweep(path: Path) -> None:
             shutil.rmtree(file, ignore_errors=True)
         elif _is_of_a_run(file):
             file.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Nobody else writes to a folder meanwhile. The lock goes with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
-    with ExitStack() as held:
-        while True:
-            file = held.enter_context(path.open("w"))
-            try:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except ImportError:  # a system without it
-                break
-            except OSError:
-                raise FedadcError(
-                    f"another process is writing to {folder}; wait for it or choose another --out."
-                ) from None
-            with suppress(OSError):
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                    break  # else its last holder has just taken it away: the file at this path is another
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    write_durably(path, text.encode())
-
-
-def read_facts(path: Path) -> Facts:
-    """The environment of a run; nothing if it cannot be read."""
-    try:
-        facts = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
-        return facts if isinstance(facts, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def environment(device: str) -> Facts:
-    """What a result depends on beside its config."""
-    return {
-        "fedadc": fedadc.__version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkl_cbwr": os.environ.get("MKL_CBWR"),
-        "device": device,
-        "git": _git_state(),
-    }
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Commit of the folder the command ran in, and whether it held changes; None outside a repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -1,17 +1,23 @@
-"""Files that survive a crash: written under another name, flushed to the disk, then renamed."""
+"""Files that survive a crash: written under another name, flushed to the disk, then renamed. One writer at a time."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
 
+from fedadc.errors import FedadcError
+
+log = logging.getLogger("fedadc")
+LOCK = ".lock"
 PARTIAL = ".part"  # how the name of an unfinished file ends
 FLUSHES = 16  # at a time
 
@@ -35,6 +41,8 @@ def write_all_durably(files: Iterable[tuple[Path, bytes]]) -> None:
                 list(pool.map(flush, partials.values()))
         for path, partial in partials.items():
             partial.replace(path)
+        for folder in {path.parent for path in partials}:
+            flush_folder(folder)
     except BaseException:
         for partial in partials.values():
             with suppress(OSError):
@@ -56,14 +64,50 @@ def flush_folder(folder: Path) -> None:
         flush(folder)
 
 
+def write_text(path: Path, text: str) -> None:
+    write_durably(path, text.encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else writes to a folder meanwhile. The lock goes with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    with ExitStack() as held:
+        while not _is_ours(file := held.enter_context(path.open("w")), folder):
+            pass  # its last holder took it away between our opening and locking it
+        try:
+            yield
+        finally:
+            if os.fstat(file.fileno()).st_nlink:  # else somebody has removed it, and what is there now is not ours
+                path.unlink(missing_ok=True)
+
+
+def _is_ours(file: IO[str], folder: Path) -> bool:
+    """Lock a file; whether it still stands under its name."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FedadcError(f"another process is writing to {folder}; wait for it or choose another --out.") from None
+    except (ImportError, OSError) as error:  # a system, or a file system, without it
+        log.warning("%s cannot be locked (%s): see to it that no other process writes to it", folder, error)
+        return True
+    return bool(os.fstat(file.fileno()).st_nlink)
+
+
 def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def packed(tensors: Mapping[str, Tensor]) -> bytes:
+def packed(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Named tensors as a safetensors file."""
     from safetensors.torch import save
 
     own = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
-    content: bytes = save(own)
+    try:
+        content: bytes = save(own, metadata=metadata)
+    except KeyError as error:  # safetensors' way to say so
+        raise FedadcError(f"a state of type {error} cannot be saved; use real numbers.") from None
     return content

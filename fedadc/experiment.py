@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.config import TABLES, Config, load_config
-from fedadc.directory import write_text
+from fedadc.durable import write_text
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
 from fedadc.evaluate import reaches
 from fedadc.plan import prepare
 from fedadc.processes import interrupts_wait
-from fedadc.record import MODEL, RecordedRun, read_run
+from fedadc.record import MODEL, RecordedRun, model_in, read_run
 from fedadc.report import final, higher_is_better
 from fedadc.runner import RunResult, run
 from fedadc.schema import Schema
@@ -229,7 +229,8 @@ def _finished(path: Path, config: Config) -> bool:
         last = read_run(path).records[-1]
     except FedadcError:
         return False
-    saved = (path / MODEL).is_file() or not config.method.federated
+    known = (path / MODEL).is_file() and model_in(path / MODEL)[1] in (last["round"], 0)  # not of an interruption
+    saved = known or not config.method.federated
     return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
 
 

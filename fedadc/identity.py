@@ -14,7 +14,6 @@ from fedadc.errors import CannotResume
 # None of these touches what is trained in a round. How long a schedule is, is its own horizon.
 FREE = ("rounds", "label", "evaluate", "stop", "storage", "checkpoint", "faults.bad_update")
 SHOWN = 5  # differing keys
-SAME_BITS = ("fedadc", "torch", "machine", "cpu_capability", "mkl_cbwr", "device")  # of an environment
 
 
 def decisive(config: Config) -> dict[str, Any]:
@@ -58,8 +57,3 @@ def require_same(first: Config, config: Config, where: str) -> None:
 
 def _shown(value: Any) -> str:
     return "unset" if value is None else f"{value!s:.40}"
-
-
-def changes_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two environments in which the bits of a result may differ."""
-    return [f"{key} {before.get(key)} (now {now.get(key)})" for key in SAME_BITS if before.get(key) != now.get(key)]

@@ -57,6 +57,9 @@ def stopping_on_signals() -> Iterator[None]:
 @contextmanager
 def held_back(for_good: bool = False) -> Iterator[None]:
     """A signal that comes meanwhile takes effect afterwards; never, if the end is under way already."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal is heard
+        yield
+        return
     _listener.holding += 1
     try:
         yield

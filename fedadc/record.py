@@ -15,12 +15,29 @@ from fedadc.evaluate import reaches
 from fedadc.federation.rounds import Round
 from fedadc.tree import parse_yaml
 
-CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
+CONFIG, METRICS, MODEL = "config.yaml", "metrics.jsonl", "model.safetensors"
 
 
 def model_file(name: str) -> str:
     """Where a model beside the judged one is saved."""
     return f"model-{name}.safetensors"
+
+
+def model_facts(name: str, round: int) -> dict[str, str]:
+    """What stands in a model's file beside it. One entry: safetensors writes several in any order."""
+    return {"model": f"{name} after round {round}"}
+
+
+def model_in(file: Path) -> tuple[str, int]:
+    """The name of the model that a run saved in a file, and after which round; nothing for a file of another origin."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            name, _, round = str((opened.metadata() or {}).get("model", "")).partition(" after round ")
+            return name, int(round)
+    except (SafetensorError, OSError, ValueError):
+        return "", 0
 
 
 def record_of(result: Round) -> dict[str, Any]:

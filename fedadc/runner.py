@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from fedadc.config import Config, load_config
-from fedadc.directory import Facts, RunDirectory, check_free, environment, never_began, read_facts
+from fedadc.directory import RunDirectory, check_free, never_began
+from fedadc.environment import Facts, environment, read_facts, text_of
 from fedadc.errors import CannotResume, require
 from fedadc.evaluate import reaches
 from fedadc.exact import resolve_device, resolve_workers
 from fedadc.federation.rounds import RunState
-from fedadc.identity import require_same, with_horizon_of
+from fedadc.identity import with_horizon_of
 from fedadc.interrupts import held_back, stopping_on_signals
 from fedadc.plan import Plan, prepare
 from fedadc.record import CONFIG, record_of
@@ -73,8 +74,7 @@ def run(
     first = None
     if place is not None:
         first = _first_config(place) if resume else None
-        overwrite = overwrite or (resume and first is None)
-        if first is None:
+        if first is None and not (resume and never_began(place)):
             check_free(place, overwrite)
     device = resolve_device(device)
     count = resolve_workers(workers, device, workers_per_gpu)
@@ -87,7 +87,6 @@ def run(
         if first is None:
             directory = RunDirectory.begun(place, plan, facts, overwrite)
         else:
-            require_same(first, plan.config, str(place))
             directory = RunDirectory.reopened(place, plan, facts, log.warning)
     return execute(plan, directory, watch, notes)
 
@@ -112,8 +111,8 @@ def resume(
         overrides,
         out=place,
         resume=True,
-        data_dir=data_dir or facts.get("data_dir"),
-        device=device or str(facts.get("device", "cpu")),
+        data_dir=data_dir or text_of(facts, "data_dir"),
+        device=device or text_of(facts, "device") or "cpu",
         workers=workers,
         workers_per_gpu=workers_per_gpu,
         watch=watch,
@@ -158,7 +157,9 @@ def execute(
         notes(f"going on after round {state.round} of {config.rounds}")
     with stopping_on_signals():
         try:
-            for result in () if ended else federation.rounds(config.rounds, state, config.stop.accuracy):
+            if ended and directory is not None and not directory.evaluated:
+                directory.amend(federation.evaluator(state))
+            for result in () if ended else federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True):
                 with held_back():
                     if directory is None:
                         history.append(record_of(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +14,24 @@ from fedadc.exact import resolve_device
 from fedadc.federation.store import Storage
 from fedadc.models.build import read_weights
 from fedadc.plan import prepare
-from fedadc.record import MODEL, model_file, read_run
+from fedadc.record import MODEL, model_file, model_in, read_run
+
+log = logging.getLogger("fedadc")
 
 
 def evaluate_run(
     path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None, device: str
 ) -> dict[str, Metrics]:
     """Metrics per split, or on `other`, of the model by which the run is judged, and of its other ones by name."""
-    config = read_run(path).config(without=("method", "objective"))  # a user's own may be gone; a model needs neither
+    recorded = read_run(path)
+    config = recorded.config(without=("method", "objective"))  # a user's own may be gone; a model needs neither
     require(
         (path / MODEL).is_file(),
         f"{path} has no {MODEL}: the run has not finished, or its method has no global model (local_only).",
     )
+    trained, rounds = model_in(path / MODEL)[1], recorded.records[-1]["round"]
+    if trained not in (rounds, 0):  # 0: another's file
+        log.warning("%s is of round %d, but %s has come to round %d", path / MODEL, trained, path, rounds)
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
     data = config.data
     if other is not None and data.name == "csv":  # a table is read with the columns of the training table

@@ -73,7 +73,7 @@ def members(name: str) -> list[str]:
 ALLOWED = {  # room -> the rooms it may import, beside itself
     "errors": set(),
     "rng": set(),
-    "durable": set(),
+    "durable": {"errors"},
     "processes": set(),
     "exact": {"errors", "processes"},
     "schema": {"errors"},

@@ -156,7 +156,7 @@ def test_data_that_has_changed_is_noticed(tmp_path: Path) -> None:
               "cohort": {"size": 2}, "model": {"name": "mlp", "hidden": [4]}}  # fmt: skip
     fedadc.run({**config, "rounds": 2}, out=tmp_path / "a")
     table.write_text(table.read_text().replace("\n3,", "\n4,", 1))
-    with pytest.raises(CannotResume, match="the data has changed since"):
+    with pytest.raises(CannotResume, match="it belongs to other data or weights, or they have changed since"):
         fedadc.run(config, out=tmp_path / "a", resume=True)
 
 
@@ -168,7 +168,7 @@ def test_another_environment_is_told_and_recorded(tmp_path: Path, caplog: Any) -
     fedadc.resume(place)
     assert "torch 1.0 (now " in caplog.text and "bits may differ" in caplog.text
     now = json.loads((place / "environment.json").read_text())
-    assert now["torch"] == "1.0" and [r["round"] for r in now["resumed"]] == [3]
+    assert now["begun"]["torch"] == "1.0" and [r["round"] for r in now["resumed"]] == [3]
     assert now["resumed"][0]["torch"] == facts["torch"]
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedadc import cli, demo
 from fedadc.config import load_config
-from fedadc.directory import locked
+from fedadc.durable import locked
 from fedadc.plan import load_data
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -241,7 +241,7 @@ def test_both_models_are_saved_and_evaluated_again(call: Call, tmp_path: Path, j
     models = result.plan.federation.models(result.state)
     for name, file in ((judged, "model.safetensors"), (other, f"model-{other}.safetensors")):
         with safe_open(tmp_path / "a" / file, "pt") as opened:
-            assert opened.metadata() == {"model": name}
+            assert opened.metadata() == {"model": f"{name} after round 3"}
         loaded = load_file(tmp_path / "a" / file)
         assert loaded.keys() == models[name].keys() and all(torch.equal(loaded[k], models[name][k]) for k in loaded)
     last = records(tmp_path / "a")[-1]

@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_is_no_divergence(tmp_path: Path) -> Non
 
 
 def test_a_second_experiment_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    from fedadc.directory import locked
+    from fedadc.durable import locked
 
     written(tmp_path, SMALL)
     words = [sys.executable, "-m", "fedadc.cli", "experiment", "small.yaml", "--out", "out"]

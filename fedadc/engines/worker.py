@@ -117,6 +117,7 @@ class _Work:
 
 
 MEASURED = "measured"
+READY = "ready"  # the first word of a worker
 IDLE = 0.01  # seconds
 
 
@@ -134,6 +135,8 @@ def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
         pipe.send(Failed("the start of a worker", sentence, traceback.format_exc()))
         return
     with exact():
+        with suppress(OSError):
+            pipe.send(READY)
         while True:
             if not pipe.poll(IDLE):
                 _give_memory_back()

@@ -24,7 +24,7 @@ import torch
 
 from fedadc.data.dataset import Clients, Samples
 from fedadc.engines.shared import SharedTensors, Slots, layout_of
-from fedadc.engines.worker import MEASURED, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
+from fedadc.engines.worker import MEASURED, READY, Desk, Failed, MeasuringTask, Trained, TrainingTask, serve, with_data
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Cut, Examiner, Tally
 from fedadc.exact import device_of
@@ -53,7 +53,7 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     tasks: list[_Assignment] = field(default_factory=list)  # what it was given and has not answered, in order
-    has_answered: bool = False
+    is_ready: bool = False  # it has taken its seat
 
 
 class Workers:
@@ -188,8 +188,11 @@ class Workers:
     def _note(self, worker: _Worker, answer: Any) -> None:
         if isinstance(answer, Failed):
             raise _error_of(answer)
+        if answer == READY:
+            worker.is_ready = True
+            return
         self._heard[worker.tasks.pop(0).number] = answer
-        worker.has_answered, self._deaths = True, 0
+        self._deaths = 0
 
     def _replace(self, worker: _Worker) -> None:
         """Put a new worker in the place of one that is gone; what it had not answered will be done again."""
@@ -198,11 +201,12 @@ class Workers:
                 self._note(worker, worker.pipe.recv())  # what it said last
         worker.process.join(5)
         code, lost = worker.process.exitcode, worker.tasks
-        require(code != 1 or worker.has_answered, CANNOT_START)
+        require(code != 1 or worker.is_ready, CANNOT_START)
         self._deaths += 1
-        if lost:
-            lost[0].deaths += 1
-        doing, over_it = _described(lost), lost[0].deaths if lost else 0
+        busy = lost[:1] if worker.is_ready else []  # one that had not begun is no task's fault
+        for assignment in busy:
+            assignment.deaths += 1
+        doing, over_it = _described(busy), max((a.deaths for a in busy), default=0)
         require(
             over_it < MOST_DEATHS and self._deaths < MOST_DEATHS * self.count,
             f"{max(over_it, self._deaths)} worker processes died one after another, the last one {_manner(code)}"
@@ -267,16 +271,20 @@ class Workers:
         return Desk(user_folders(), pickled, self._data, self._published, self._slots)
 
     def _hired(self, seat: int, desk: Desk) -> _Worker:
-        get_ready()  # the server may have died too
-        start = context()
-        try:
-            ours, theirs = start.Pipe()
-            process = start.Process(  # type: ignore[attr-defined]
-                target=serve, args=(theirs, desk, device_of(seat, self.place.model.device)), daemon=True
-            )
-            process.start()
-        except OSError as error:
-            raise FedadcError(f"worker {seat + 1} of {self.count} cannot be started ({error}).") from error
+        for attempt in range(2):
+            get_ready()  # the server may have died too
+            start = context()
+            try:
+                ours, theirs = start.Pipe()
+                process = start.Process(  # type: ignore[attr-defined]
+                    target=serve, args=(theirs, desk, device_of(seat, self.place.model.device)), daemon=True
+                )
+                process.start()
+            except (OSError, EOFError) as error:  # also a server that dies just now
+                if attempt:
+                    raise FedadcError(f"worker {seat + 1} of {self.count} cannot be started ({error}).") from error
+            else:
+                break
         theirs.close()
         return _Worker(seat, process, ours)
 

@@ -48,8 +48,9 @@ class Faults:
         last = min(many, int((self.drop + self.slow) * many + carry))
         dropped, slow = nobody.copy(), nobody.copy()
         dropped[order[:first]], slow[order[first:last]] = True, True
+        slow &= steps > 1  # nobody does less than one
         steps = steps.copy()
-        for at in np.flatnonzero(slow & (steps > 1)).tolist():
+        for at in np.flatnonzero(slow).tolist():
             steps[at] = generator(seed, "slow", round, int(cohort[at])).integers(1, steps[at])
         return dropped, slow, steps
 

@@ -26,7 +26,7 @@ from fedadc.federation.rounds import Round, RunState, train, with_events
 from fedadc.federation.schedule import Schedule
 from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
-from fedadc.methods.base import state_of
+from fedadc.methods.base import canonical, state_of
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
@@ -145,18 +145,25 @@ class Federation:
     def start(self) -> RunState:
         """The run before its first round."""
         theta = self._theta.clone()
-        server = {**self.method.server_state(theta), **self.method.objective.server_state(theta)}
+        server = canonical({**self.method.server_state(theta), **self.method.objective.server_state(theta)})
         return RunState(0, theta, server, ClientStates(Store(self.storage)))
 
     def rounds(
-        self, rounds: int, start: RunState | None = None, stop_at_accuracy: float | None = None
+        self,
+        rounds: int,
+        start: RunState | None = None,
+        stop_at_accuracy: float | None = None,
+        trusted: bool = False,
     ) -> Iterator[Round]:
-        """Train up to round `rounds`, from the beginning or from a state of an earlier round."""
+        """Train up to round `rounds`, from the beginning or from a state of an earlier round.
+
+        A state that is not trusted is looked at, whether it could be of this federation.
+        """
         begun = self.start() if start is None else start
         require(
             isinstance(begun, RunState), f"start must be a RunState (a Round's .state), not a {type(begun).__name__}."
         )
-        require(self._could_be_mine(begun), "start is the state of another model or method.")
+        require(trusted or self._could_be_mine(begun), "start is the state of another model or method.")
         require(
             isinstance(rounds, int) and rounds >= max(1, begun.round),
             f"rounds must be a whole number, at least {max(1, begun.round)}, not {rounds!r}.",

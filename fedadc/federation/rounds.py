@@ -17,7 +17,7 @@ from fedadc.federation.faults import Faults
 from fedadc.federation.local import Broadcast, Order, bytes_of
 from fedadc.federation.selection import hand_out_order, uniform
 from fedadc.federation.store import ClientStates, Entry
-from fedadc.methods.base import Method, RoundInfo, State, Vector, pair_of, state_of, vector_like
+from fedadc.methods.base import Method, RoundInfo, State, Vector, canonical, pair_of, state_of, vector_like
 from fedadc.rng import generator
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> t
     vector_like(theta, state.theta, name)
     objective = method.objective
     followed = state_of(objective.follow(theta, state.server, info), f"{type(objective).__name__}.follow")
-    server = {**state_of(server, name), **followed}
+    server = canonical({**state_of(server, name), **followed})
     _require_finite({"theta": theta, **server}, f"round {info.round}")
     return theta, server
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from fedadc.durable import checksum, packed, write_all_durably
 from fedadc.errors import FedadcError, require
-from fedadc.methods.base import State
+from fedadc.methods.base import State, canonical
 
 BUCKET = 1024  # clients; a round copies the buckets it touches, so its cost does not grow with the clients
 FILES = "fedadc-states-"  # how the folder with the files begins
@@ -70,7 +70,7 @@ class Store:
 
     def keep(self, state: State, round: int = 0) -> Entry:
         entry = self._entry(round)
-        state = {key: value.cpu() for key, value in state.items()}
+        state = canonical({key: value.cpu() for key, value in state.items()})
         size = sum(v.numel() * v.element_size() for v in state.values())
         self._memory[entry.serial] = (state, size)
         self.used += size
@@ -95,7 +95,7 @@ class Store:
 
         path = self._path(entry.serial)
         try:
-            return load(path.read_bytes())  # not load_file, which maps the file: there are only so many maps
+            return canonical(load(path.read_bytes()))  # load_file maps the file: there are only so many maps
         except Exception as error:  # deleted, or a disk that fails
             raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
 
@@ -110,6 +110,10 @@ class Store:
         """A state as a file has it."""
         in_memory = self._memory.get(entry.serial)
         return self._path(entry.serial).read_bytes() if in_memory is None else packed(in_memory[0])
+
+    def saved_files(self, folder: Path) -> set[str]:
+        """Those in a folder that somebody's states are in."""
+        return {saved.path.name for saved in self._saved.values() if saved.path.parent == folder}
 
     def set_saved(self, entry: Entry, saved: SavedState) -> None:
         self._saved[entry.serial] = saved
@@ -155,10 +159,16 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def save_all(wanted: Iterable[tuple[Entry, Path]]) -> None:
-    """See to it that states are in files that last: these, where they have none yet."""
-    todo = [(entry, path) for entry, path in wanted if entry.store.saved(entry) is None]
+def save_all(wanted: Collection[tuple[Entry, Path]]) -> dict[Path, str]:
+    """See to it that states are in these files, which last; the checksum of each."""
     marks: dict[Path, str] = {}
+    todo = []
+    for entry, path in wanted:
+        saved = entry.store.saved(entry)
+        if saved is not None and saved.path == path:
+            marks[path] = saved.checksum
+        else:
+            todo.append((entry, path))
 
     def contents() -> Iterator[tuple[Path, bytes]]:
         for entry, path in todo:
@@ -169,6 +179,7 @@ def save_all(wanted: Iterable[tuple[Entry, Path]]) -> None:
     write_all_durably(contents())
     for entry, path in todo:
         entry.store.set_saved(entry, SavedState(path, marks[path]))
+    return marks
 
 
 class ClientStates(Mapping[int, State]):
@@ -195,6 +206,11 @@ class ClientStates(Mapping[int, State]):
         entry = self.entry(client)
         return entry.store.read(entry)
 
+    def saved_files(self, folder: Path) -> set[str]:
+        """Those in a folder that states of this run are in, also of rounds before that somebody still holds."""
+        stores = {self.store, *(entry.store for bucket in self._buckets.values() for entry in bucket.values())}
+        return {name for store in stores for name in store.saved_files(folder)}
+
     def entry(self, client: int) -> Entry:
         return self._buckets.get(client // BUCKET, {})[client]
 
@@ -208,9 +224,10 @@ class ClientStates(Mapping[int, State]):
         return sum(map(len, self._buckets.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _states, (self.store.storage, dict(self))  # a copy has a store of its own
+        states = {client: (state, self.entry(client).round) for client, state in self.items()}
+        return _states, (self.store.storage, states)  # a copy has a store of its own
 
 
-def _states(storage: Storage, states: Mapping[int, State]) -> ClientStates:
+def _states(storage: Storage, states: Mapping[int, tuple[State, int]]) -> ClientStates:
     store = Store(storage)
-    return ClientStates(store).updated({client: store.keep(state) for client, state in states.items()})
+    return ClientStates(store).updated({client: store.keep(*state) for client, state in states.items()})

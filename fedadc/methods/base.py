@@ -114,6 +114,11 @@ def state_of(value: Any, source: str) -> State:
     return value  # type: ignore[no-any-return]
 
 
+def canonical(state: State) -> State:
+    """The same by name and in one piece, as a file gives it back: neither order nor strides are part of a value."""
+    return {name: state[name].contiguous() for name in sorted(state)}
+
+
 def pair_of(value: Any, source: str) -> tuple[Any, Any]:
     require(isinstance(value, tuple) and len(value) == 2, f"{source} must return two values.")
     return value  # type: ignore[no-any-return]

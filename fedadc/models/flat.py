@@ -64,6 +64,11 @@ class FlatModel:
     def dtype(self) -> torch.dtype:
         return self.theta.dtype
 
+    def fixed(self) -> dict[str, Tensor]:
+        """What the module has beside theta: frozen parameters, and buffers."""
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        return {**frozen, **dict(self.module.named_buffers())}
+
     def __call__(self, x: Tensor) -> Tensor:
         """Logits at the present theta, in training mode, with gradients.
 

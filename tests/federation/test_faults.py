@@ -49,12 +49,12 @@ def finished(trained: Federation, rounds: int) -> list[Round]:
 @given(st.integers(1, 40), st.floats(0, 1), st.floats(0, 1), st.integers(0, 1000), st.integers(1, 500))
 def test_shares_of_any_cohort(many: int, drop: float, part: float, seed: int, round: int) -> None:
     slow = part * (1 - drop)
-    cohort, steps = np.arange(many) * 3, np.arange(many) % 5 + 1
+    cohort, steps = np.arange(many) * 3, np.arange(many) % 5 + 2
     dropped, late, done = Faults(drop=drop, slow=slow).strike(cohort, steps, seed, round)
     assert abs(dropped.sum() - drop * many) < 1 and abs(late.sum() - slow * many) <= 1
     assert not (dropped & late).any()
     assert np.array_equal(done[~late], steps[~late])
-    assert ((done[late] >= 1) & (done[late] <= np.maximum(1, steps[late] - 1))).all()
+    assert ((done[late] >= 1) & (done[late] < steps[late])).all()
 
 
 def test_the_shares_are_right_on_average_and_everybody_is_struck_alike() -> None:
@@ -66,6 +66,11 @@ def test_the_shares_are_right_on_average_and_everybody_is_struck_alike() -> None
     assert np.abs(dropped.mean(axis=0) - 0.3).max() < 0.05 and np.abs(late.mean(axis=0) - 0.2).max() < 0.05
     h = Counter(int(v) for s in struck for v in s[2][s[1]])
     assert sorted(h) == list(range(1, 9)) and max(h.values()) < 1.3 * min(h.values())  # uniform on 1 ... H - 1
+
+
+def test_nobody_does_less_than_one_step() -> None:
+    dropped, late, done = Faults(slow=1.0).strike(np.arange(4), np.array([1, 2, 1, 2]), 0, 1)
+    assert not dropped.any() and late.tolist() == [False, True, False, True] and done.tolist() == [1, 1, 1, 1]
 
 
 def test_a_larger_share_drops_the_same_clients_and_more() -> None:
