@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -31,6 +32,7 @@ from fedadc.durable import checksum, flush_folder, packed, write_durably
 from fedadc.errors import CannotResume, FedadcError, one_line, require
 from fedadc.federation.rounds import RunState
 from fedadc.federation.store import ClientStates, Entry, SavedState, Store, save_all
+from fedadc.methods.base import canonical
 
 if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
@@ -119,6 +121,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
         self._kept: list[Manifest] = []  # the newest first
+        self._stores: WeakSet[Store] = WeakSet()  # whose states are in files here, also those of rounds before
 
     @property
     def last(self) -> Manifest | None:
@@ -154,24 +157,26 @@ class Checkpoints:
         )
         write_durably(self.folder / f"{_name(state.round)}.json", _sealed(manifest))
         self._kept = [manifest, *(m for m in self._kept if m.round < manifest.round)][:KEPT]
-        self._forget_others(state.clients)
+        self._forget_others()
 
     def _save(self, clients: ClientStates) -> list[tuple[int, int, str]]:
         """The part of the manifest that names the clients' files."""
         wanted = {}
         for client in clients:
             entry = clients.entry(client)
+            self._stores.add(entry.store)
             wanted[client] = entry, self.folder / CLIENTS / _client_file(client, entry.round)
         marks = save_all(wanted.values())
         return [(client, entry.round, marks[path]) for client, (entry, path) in wanted.items()]
 
-    def _forget_others(self, clients: ClientStates) -> None:
+    def _forget_others(self) -> None:
         """Delete checkpoints but the last two, and states that neither names and nobody holds."""
         names = {m.name for m in self._kept}
         for file in self.folder.iterdir():
             if CHECKPOINT.fullmatch(file.name) and file.name.partition(".")[0] not in names:
                 file.unlink(missing_ok=True)
-        self._forget_states_but({f for m in self._kept for f in m.files()} | clients.saved_files(self.folder / CLIENTS))
+        held = {f for store in self._stores for f in store.saved_files(self.folder / CLIENTS)}
+        self._forget_states_but({f for m in self._kept for f in m.files()} | held)
 
     def _forget_states_but(self, kept: set[str]) -> None:
         for file in (self.folder / CLIENTS).iterdir():
@@ -253,7 +258,7 @@ class Checkpoints:
         return RunState(
             manifest.round,
             theta.to(device, copy=True),
-            {name: v.to(device, copy=True) for name, v in server.items()},
+            canonical({name: v.to(device, copy=True) for name, v in server.items()}),
             ClientStates(store).updated(clients),
             manifest.horizon,
         )

@@ -159,6 +159,7 @@ def execute(
         try:
             if ended and directory is not None and not directory.evaluated:
                 directory.amend(federation.evaluator(state))
+                history = directory.history
             for result in () if ended else federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True):
                 with held_back():
                     if directory is None:

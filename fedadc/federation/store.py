@@ -206,11 +206,6 @@ class ClientStates(Mapping[int, State]):
         entry = self.entry(client)
         return entry.store.read(entry)
 
-    def saved_files(self, folder: Path) -> set[str]:
-        """Those in a folder that states of this run are in, also of rounds before that somebody still holds."""
-        stores = {self.store, *(entry.store for bucket in self._buckets.values() for entry in bucket.values())}
-        return {name for store in stores for name in store.saved_files(folder)}
-
     def entry(self, client: int) -> Entry:
         return self._buckets.get(client // BUCKET, {})[client]
 
