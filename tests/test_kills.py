@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from family import eventually, linux
+from test_cli import contents
 from torture import (
     Doom,
     Life,
@@ -155,7 +156,3 @@ def test_what_decides_the_result_may_not_change(folder: Path, tmp_path: Path) ->
     assert "evaluate" not in life.printed()
     assert contents(run.out) == before
     run.finish()
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
