@@ -130,7 +130,7 @@ class RunDirectory:
             _sweep(path)
             write_text(path / CONFIG, plan.config.yaml())
             if before and (changes := changes_of(before, facts)):
-                warn(f"this is not where {path} was begun: {', '.join(changes)}; bits may differ from here on")
+                warn(f"this is not where {path} was trained so far: {', '.join(changes)}; bits may differ from here on")
             now = {**facts, "settings": directory.checkpoints.config}
             text = json.dumps(gone_on(before, now, directory.state.round), indent=2)
             write_text(path / ENVIRONMENT, text + "\n")

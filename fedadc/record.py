@@ -35,8 +35,8 @@ def model_in(file: Path) -> tuple[str, int]:
     try:
         with safe_open(file, "pt") as opened:
             name, _, round = str((opened.metadata() or {}).get("model", "")).partition(" after round ")
-            return name, int(round)
-    except (SafetensorError, OSError, ValueError):
+            return name, int(round) if round.isdecimal() else 0
+    except (SafetensorError, OSError):
         return "", 0
 
 
