@@ -307,8 +307,8 @@ def held_in(path: Path) -> list[Path]:
 def _is_of_a_run(file: Path) -> bool:
     if file.is_dir():
         return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS
-    plain = file.name.removesuffix(PARTIAL)
-    return plain in (*FILES, LOCK) or file.name == model_file(model_in(file)[0])
+    plain, half_a_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
+    return plain in (*FILES, LOCK) or file.match(half_a_model) or file.name == model_file(model_in(file)[0])
 
 
 def _sweep(path: Path) -> None:

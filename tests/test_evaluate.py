@@ -295,7 +295,8 @@ def test_all_that_a_run_left_is_overwritten_and_nothing_else(
     fine(call("run", "small.yaml", "method=feddyn", "--out", "a"))
     (place / f"{STATES}killed").mkdir()
     (place / f"{STATES}killed/1.safetensors").write_bytes(b"a state")
-    (place / "model.safetensors.part").write_bytes(b"half")
+    for half in ("model.safetensors.part", "model-server.safetensors.part"):
+        (place / half).write_bytes(b"half")
     refused(call("run", "small.yaml", "--out", "a"), "--overwrite")
     for foreign in ("thesis.txt", "server-model.safetensors", "model-thesis.safetensors", f"{STATES}notes.txt"):
         (place / foreign).write_text("years of work")

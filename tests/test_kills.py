@@ -11,20 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from doomed import Doom, Life, finished, run_words
 from family import eventually, linux
 from test_cli import contents
-from torture import (
-    Doom,
-    Life,
-    Torment,
-    check_finished,
-    config_of,
-    differing,
-    fill_the_disk,
-    finished,
-    outcome,
-    run_words,
-)
+from torment import Torment, check_finished, config_of, differing, fill_the_disk, outcome
 
 pytestmark = linux
 
