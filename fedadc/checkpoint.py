@@ -120,6 +120,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
+        require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
         self._kept: list[Manifest] = []  # the newest first
         self._stores: WeakSet[Store] = WeakSet()  # whose states are in files here, also those of rounds before
 
@@ -187,7 +188,7 @@ class Checkpoints:
         """Delete states that no checkpoint here names: they were written for one that never came about."""
         if (self.folder / CLIENTS).is_dir():
             with suppress(Unusable):  # who knows what a damaged one names
-                manifests = [_opened(path.read_bytes()) for path, _ in self._found()]
+                manifests = [_opened(_content(path)) for path, _ in self._found()]
                 self._forget_states_but({f for m in manifests for f in m.files()})
 
     def _found(self) -> list[tuple[Path, int]]:
@@ -213,7 +214,10 @@ class Checkpoints:
             try:
                 manifest = self._manifest(path)
                 if metrics_of(manifest.metrics.bytes) != manifest.metrics:
-                    raise Unusable("metrics.jsonl no longer holds the rounds before it")
+                    raise Unusable(
+                        "metrics.jsonl no longer holds the rounds before it (bring it back from a copy; a new run can "
+                        "start from this one's model with model.weights)"
+                    )
                 state = self._state(manifest)
             except Unusable as error:
                 reasons.append(f"{path} cannot be used: {error}")
@@ -229,7 +233,7 @@ class Checkpoints:
         return None
 
     def _manifest(self, path: Path) -> Manifest:
-        manifest = _opened(path.read_bytes())
+        manifest = _opened(_content(path))
         if manifest.name != path.stem:
             raise Unusable(f"it is of round {manifest.round}")
         if manifest.config != self.config:
@@ -251,8 +255,8 @@ class Checkpoints:
             if not 0 <= client < len(self.federation.clients):
                 raise Unusable(f"there is no client {client}")
             path = self.folder / CLIENTS / _client_file(client, round)
-            if _checksum_of(path) != mark:
-                raise Unusable(f"{CLIENTS}/{path.name} is damaged or missing")
+            if checksum(_content(path)) != mark:
+                raise Unusable(f"{CLIENTS}/{path.name} is truncated or damaged")
             clients[client] = store.keep_saved(SavedState(path, mark), round)
         # clones: torch's own memory begins where vectors should, a file's content anywhere
         return RunState(
@@ -303,23 +307,20 @@ def _tensors(path: Path, mark: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    content = _content(path)
+    if checksum(content) != mark:
+        raise Unusable(f"{path.name} is truncated, damaged or of another checkpoint")
     try:
-        content = path.read_bytes()
-        if checksum(content) != mark:
-            raise Unusable(f"{path.name} is truncated, damaged or of another checkpoint")
         tensors: dict[str, Tensor] = load(content)
-    except FileNotFoundError:
-        raise Unusable(f"{path.name} is missing") from None
     except SafetensorError as error:
         raise Unusable(f"{path.name} is no safetensors file ({one_line(error)})") from None
     return tensors
 
 
-def _checksum_of(path: Path) -> str | None:
-    try:
-        return checksum(path.read_bytes())
-    except OSError:
-        return None
+def _content(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would never end
+        raise Unusable(f"{path.name} is missing, or not a file")
+    return path.read_bytes()
 
 
 def _data_checksum(federation: Federation) -> str:
@@ -343,6 +344,6 @@ def check_room(free: int, federation: Federation) -> None:
     needed = 2 * theta + server + (federation.cohort * each if own else 0)
     if free < needed:
         raise FedadcError(
-            f"the disk has {free / 1e6:.1f} MB left, but this run's first checkpoint and model take "
-            f"{needed / 1e6:.1f} MB; make room, or choose another --out."
+            f"the disk has {free:,} bytes left, but this run's first checkpoint and model take {needed:,}; make room, "
+            "or choose another --out."
         )

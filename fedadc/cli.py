@@ -215,7 +215,11 @@ def experiment(
             kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} were finished before and are kept"
             note(f"{kept}; if your data or code has changed since, choose another --out")
         with progress_of_trials(len(todo)) as watch:
-            diverged = run_trials(todo, out, jobs or os.cpu_count() or 1, data_dir, watch)
+            try:
+                diverged = run_trials(todo, out, jobs or os.cpu_count() or 1, data_dir, watch)
+            except KeyboardInterrupt:
+                note("the same command goes on from here: what is finished is kept")
+                raise
         choices = choose(plan, trials, out, diverged)
         write_choices(choices, plan.choose_by, out / "choices.json")
         runs = [run for choice in choices for run in choice.runs]
@@ -315,8 +319,11 @@ def data_show(
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2, an interruption exit code 130."""
     logging.getLogger("fedadc").handlers[:] = [_Warnings(logging.WARNING)]
+    from fedadc.interrupts import asked_by, ignoring_signals, stopping_on_signals
+
     try:
-        code = typer.main.get_command(app).main(prog_name="fedadc", standalone_mode=False)
+        with stopping_on_signals():
+            code = typer.main.get_command(app).main(prog_name="fedadc", standalone_mode=False)
     except BrokenPipeError:  # `| head` has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -337,8 +344,7 @@ def main() -> None:
             print(f"error: {message}; see `fedadc --help`.", file=sys.stderr)
         code = 2
     if code == 130:  # typer's code for any KeyboardInterrupt
-        from fedadc.interrupts import asked_by
-
+        ignoring_signals()
         number = asked_by()
         code = 128 + number
         print(

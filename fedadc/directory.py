@@ -19,7 +19,7 @@ from fedadc.checkpoint import Checkpoints, Mark, Pace, check_room
 from fedadc.config import load_config
 from fedadc.durable import LOCK, PARTIAL, locked, packed, write_durably, write_text
 from fedadc.environment import ENVIRONMENT, Facts, changes_of, gone_on, read_facts, text_of
-from fedadc.errors import CannotResume, FedadcError, one_line, require
+from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
 from fedadc.evaluate import Metrics
 from fedadc.federation.rounds import Round
 from fedadc.federation.store import FILES as STATES
@@ -85,13 +85,13 @@ class RunDirectory:
         self.path, self.plan = path, plan
         self.state = plan.federation.start()  # after the last recorded round
         self.history: list[dict[str, Any]] = []
-        self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, mark_of(plan.config))
         self._pace = Pace(plan.config.checkpoint)
         self._was_begun = False  # by this process
         self._replaced: Path | None = None
         self._held = ExitStack()
         with self._letting_go_on_failure():
             self._held.enter_context(locked(path))
+            self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, mark_of(plan.config))
 
     @classmethod
     def begun(cls, path: Path, plan: Plan, facts: Facts, overwrite: bool = False) -> Self:
@@ -134,6 +134,8 @@ class RunDirectory:
             now = {**facts, "settings": directory.checkpoints.config}
             text = json.dumps(gone_on(before, now, directory.state.round), indent=2)
             write_text(path / ENVIRONMENT, text + "\n")
+            for replaced in path.glob(f"{REPLACED}*"):
+                warn(f"{replaced} holds the run that this one replaces; it is deleted when this one is finished")
         return directory
 
     def _open_metrics(self, size: int = 0) -> None:
@@ -192,7 +194,7 @@ class RunDirectory:
             file = self.path / (model_file(name) if index else MODEL)
             write_durably(file, packed(state_dict, model_facts(name, self.state.round)))
 
-    def leave(self) -> str | None:
+    def leave(self, reason: BaseException) -> str | None:
         """Keep what was done of a run that cannot go on now; a sentence that says what that is, if it is anything."""
         with held_back(for_good=True):
             if self._was_begun and not self.state.round:
@@ -204,12 +206,14 @@ class RunDirectory:
                     with self._writing():
                         keep()
                 except Exception as error:  # also a bug in a user's `evaluated`: the checkpoint is kept all the same
-                    problem = f"{one_line(error)}; "
+                    problem = f"{one_line(error)}; " if str(error) != str(reason) else problem
             self._held.close()
             at, command = self.checkpoints.round, f"`fedadc resume {shlex.quote(str(self.path))}`"
             old = ", in which the run that it replaces still waits," if any(self.path.glob(f"{REPLACED}*")) else ""
-            rounds = self.plan.config.rounds
-            return f"{problem}{self.path}{old} stands at round {at} of {rounds}; {command} goes on from there"
+            stands = f"{problem}{self.path}{old} stands at round {at} of {self.plan.config.rounds}"
+            if isinstance(reason, Diverged):  # to go on would end in the same
+                return f"{stands}; a new run with other settings can start from its model with model.weights"
+            return f"{stands}; {command} goes on from there"
 
     def _put_aside(self) -> None:
         """A run that stands here, in a folder below, so that nothing is ever copied; all of it or nothing."""
@@ -266,7 +270,10 @@ def _require_a_place_to_go_on(path: Path, done: int, rounds: int) -> None:
     """Refuse to begin again where there was more than a beginning, and to go back."""
     began = (path / METRICS).is_file() and (path / METRICS).read_bytes().count(b"\n") > 1
     if not done and (began or (path / MODEL).exists()):
-        raise CannotResume(f"the run in {path} has lost its checkpoints, so it cannot go on; nothing was changed.")
+        raise CannotResume(
+            f"the run in {path} has lost its checkpoints, so it cannot go on, and nothing was changed; bring them back "
+            "or begin anew with --overwrite."
+        )
     if rounds < done:
         raise CannotResume(f"the run in {path} has {done} rounds already; rounds must be at least that, not {rounds}.")
 

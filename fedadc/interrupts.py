@@ -38,6 +38,12 @@ def asked_by() -> int:
     return _listener.last
 
 
+def ignoring_signals() -> None:
+    """From here to the end of the process, which is under way."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def stopping_on_signals() -> Iterator[None]:
     """Raise `Stopped` where a signal asks for the end; what a user has set up for a signal, or ignores, stays his."""

@@ -17,6 +17,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+from fedadc.interrupts import SIGNALS
+
 PRELOADED = ["fedadc.cli", "fedadc.engines.worker"]
 
 # glibc gives large blocks back to the system as soon as they are free, so every step's activations begin with page
@@ -45,7 +47,7 @@ def get_ready() -> None:
 
 def import_torch() -> None:
     """A Ctrl-C in the middle of it would end the process by an abort in torch's own code."""
-    with interrupts_wait():
+    with interrupts_wait(*SIGNALS):
         importlib.import_module("torch")
 
 
@@ -62,8 +64,8 @@ def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C that comes meanwhile takes effect afterwards; processes that are started meanwhile never hear of one.
+def interrupts_wait(*signals: signal.Signals) -> Iterator[None]:
+    """A Ctrl-C (or these signals) takes effect afterwards; processes that are started meanwhile never hear of one.
 
     It is blocked, which they inherit; if it were ignored, it would be lost to the parent, whose it is to handle.
     """
@@ -71,7 +73,7 @@ def interrupts_wait() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # else whoever needs it meanwhile starts it, and unblocks the signal again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
     try:
         yield
     finally:

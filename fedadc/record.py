@@ -102,5 +102,8 @@ def read_run(path: Path) -> RecordedRun:
         before = records[-1]["round"] if records else 0
         require(record["round"] > before, f"{path / METRICS}, line {number} is of round {record['round']} again.")
         records.append(record)
-    require(bool(records), f"{path} holds no finished round yet.")
+    waiting = (
+        "; the run that it replaces waits below it, in a folder .replaced-…" if any(path.glob(".replaced-*")) else ""
+    )
+    require(bool(records), f"{path} holds no finished round yet{waiting}.")
     return RecordedRun(path, tree, records)

@@ -171,9 +171,11 @@ def execute(
                     watch(history[-1])
             if directory is not None:
                 directory.finish()
-        except BaseException:  # interrupted, diverged, a full disk, a bug in a user's method: what was trained is kept
+        except (
+            BaseException
+        ) as reason:  # interrupted, diverged, a full disk, a bug in a user's method: what was trained is kept
             if directory is not None:
-                kept = directory.leave()
+                kept = directory.leave(reason)
                 with suppress(OSError):  # of a terminal that is gone
                     if kept:
                         notes(kept)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import FedadcError, one_line, require, require_file
 
 LARGEST_FILE = 1 << 20  # bytes of a config
 LARGEST_TREE = 100_000  # values in it
@@ -91,7 +91,8 @@ def _check_size(tree: Any, source: str) -> None:
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
         require(not path.is_dir(), f"{path} is a folder; a config is a YAML file.")
-        require(path.is_file(), f"there is no config {path}; `fedadc init` writes one to start from.")
+        require(path.exists(), f"there is no config {path}; `fedadc init` writes one to start from.")
+        require_file(path, "config")
         require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config can be ({LARGEST_FILE} bytes).")
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ValueError) as error:

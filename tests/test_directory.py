@@ -50,7 +50,7 @@ def test_a_disk_too_full_for_a_new_run_costs_no_old_one(tmp_path: Path, monkeypa
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("fedadc.directory.shutil.disk_usage", lambda _: usage._replace(free=1000))
     for overwrite, place in ((True, "a"), (False, "new")):
-        with pytest.raises(FedadcError, match=r"the disk has 0\.0 MB left, but this run's first checkpoint"):
+        with pytest.raises(FedadcError, match=r"the disk has 1,000 bytes left, but this run's first checkpoint"):
             fedadc.run({**SHORT, "seed": 1}, out=tmp_path / place, overwrite=overwrite)
     assert contents(tmp_path / "a") == before and [p.name for p in tmp_path.iterdir()] == ["a"]
 
@@ -95,7 +95,7 @@ def test_an_old_run_comes_back_after_a_kill_and_an_end_before_the_first_round(tm
     said: list[str] = []
     plan = prepare(fedadc.load_config(config), out=tmp_path / "a")
     directory = RunDirectory.reopened(tmp_path / "a", plan, {}, said.append)
-    assert "stands at round 0" in str(directory.leave())
+    assert "stands at round 0" in str(directory.leave(Stopped(15)))
     assert not (tmp_path / "a/model.safetensors").exists()  # of a run that is not trained
     (waiting,) = (tmp_path / "a").glob(".replaced-*")
     assert contents(waiting) == old
@@ -130,7 +130,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_again(how: str, tmp_path: 
     if how == "older":
         (place / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
     before = contents(place)
-    with pytest.raises(CannotResume, match="has lost its checkpoints, so it cannot go on; nothing was changed"):
+    with pytest.raises(CannotResume, match="has lost its checkpoints, so it cannot go on, and nothing was changed"):
         fedadc.resume(place)
     assert contents(place) == before
 
@@ -208,6 +208,26 @@ class CannotBeShown(fedadc.FedADC):
 
     def evaluated(self, theta: Any, server: Any) -> Any:
         raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.parametrize("kind", ["round-00000003.json", "round-00000003.safetensors", "clients"])
+def test_a_pipe_among_the_checkpoints_is_not_waited_for(kind: str, tmp_path: Path, caplog: Any) -> None:
+    fedadc.run({**SHORT, "method": "scaffold"}, out=tmp_path / "a")
+    place = tmp_path / "a/checkpoints"
+    victim = next((place / kind).glob("*-3.safetensors")) if kind == "clients" else place / kind
+    victim.unlink()
+    os.mkfifo(victim)
+    fedadc.resume(tmp_path / "a", ["checkpoint.every=9"])
+    assert f"{victim.name} is missing, or not a file" in caplog.text
+
+
+@pytest.mark.parametrize(("settings", "words"), [({}, "model.weights"), ({"bad_update": "stop"}, "model.weights")])
+def test_a_run_that_diverges_is_not_told_to_go_on(settings: Any, words: str, tmp_path: Path) -> None:
+    config, said = {**CONFIG, "faults": settings, "local": {**CONFIG["local"], "lr": 1e4, "steps": 8}}, []
+    with pytest.raises(FedadcError, match=r"local\.lr or set local\.clip") as caught:
+        fedadc.run({**config, "rounds": 50}, out=tmp_path / "a", notes=said.append)
+    assert said == [] or (words in said[-1] and "fedadc resume" not in said[-1])
+    assert ("faults.bad_update=skip would go on" in str(caught.value)) == bool(settings)
 
 
 def test_a_checkpoint_is_kept_where_no_model_can_be_made(tmp_path: Path) -> None:

@@ -187,7 +187,11 @@ def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Se
 
 def _labels(values: Sequence[str], path: Path, text: bool = False) -> Array:
     """Integers where all labels are, else text; `text`: training has decided."""
-    if not text and all(WHOLE.fullmatch(v.strip()) for v in values):
+    words = [row for row, v in enumerate(values, start=2) if not WHOLE.fullmatch(v.strip())]
+    missing = [row for row in words if values[row - 2].strip().lower() in MISSING]
+    if words == missing != [] and len(words) < len(values):  # among numbers, "nan" is no name
+        raise FedadcError(f"{path}, row {words[0]}: the label is missing (it says {values[words[0] - 2].strip()!r}).")
+    if not text and not words:
         return np.fromiter((int(v.strip()) for v in values), dtype=np.int64, count=len(values))
     return _texts(values, path, "label")
 

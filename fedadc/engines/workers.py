@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import pickle
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -271,7 +272,7 @@ class Workers:
         return Desk(user_folders(), pickled, self._data, self._published, self._slots)
 
     def _hired(self, seat: int, desk: Desk) -> _Worker:
-        for attempt in range(2):
+        for patience in (0.1, 0.5, 2.0, None):
             get_ready()  # the server may have died too
             start = context()
             try:
@@ -280,9 +281,10 @@ class Workers:
                     target=serve, args=(theirs, desk, device_of(seat, self.place.model.device)), daemon=True
                 )
                 process.start()
-            except (OSError, EOFError) as error:  # also a server that dies just now
-                if attempt:
+            except (OSError, EOFError) as error:  # also a server that is dying, and not yet known to be dead
+                if patience is None:
                     raise FedadcError(f"worker {seat + 1} of {self.count} cannot be started ({error}).") from error
+                time.sleep(patience)
             else:
                 break
         theirs.close()

@@ -160,7 +160,7 @@ def _require_finite(vectors: State, where: str) -> None:
 
 def _require_may_skip(faults: Faults, where: str) -> None:
     if faults.bad_update == "stop":
-        raise Diverged(f"{where}: its update is not finite, and faults.bad_update is stop; {ADVICE}")
+        raise Diverged(f"{where}: its update is not finite; faults.bad_update=skip would go on without it, or {ADVICE}")
 
 
 def _versions(state: RunState) -> list[int]:

@@ -501,7 +501,7 @@ def yaml_that_names_python(room: Path) -> Path:
     return written(room / "c.yaml", "rounds: !!python/object/apply:os.system ['true']")
 
 
-@hostile("config", "there is no config")
+@hostile("config", "is not a file")
 def yaml_that_is_a_pipe(room: Path) -> Path:
     os.mkfifo(room / "c.yaml")
     return room / "c.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,12 @@ def test_a_row_depends_on_no_other_row(tmp_path_factory: pytest.TempPathFactory,
         write(path, "size,colour,label", *(f"{a},{b},{i % 2}" for i, (a, b) in enumerate([*version, *fixed])))
         found.append(np.delete(table(path, "label", scale={"size": [1, 3]}).train.x.numpy(), at, axis=0))
     assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("word", ["nan", "NA", "?", "None"])
+def test_a_missing_label_among_numbers_is_no_class(word: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "a,label", "1,0", f"2,{word}", "3,1")
+    with pytest.raises(FedadcError, match=rf"row 3: the label is missing .it says '{re.escape(word)}'"):
+        table(path, "label")
+    named = write(tmp_path / "n.csv", "a,label", "1,yes", f"2,{word}", "3,no")  # among words it may be one
+    assert set(table(named, "label").classes) == {"yes", "no", word}
