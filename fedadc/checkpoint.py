@@ -173,7 +173,7 @@ class Checkpoints:
     def _forget_others(self) -> None:
         """Delete checkpoints but the last two, and states that neither names and nobody holds."""
         names = {m.name for m in self._kept}
-        for file in self.folder.iterdir():
+        for file in sorted(self.folder.iterdir()):  # a manifest goes before what it names
             if CHECKPOINT.fullmatch(file.name) and file.name.partition(".")[0] not in names:
                 file.unlink(missing_ok=True)
         held = {f for store in self._stores for f in store.saved_files(self.folder / CLIENTS)}
