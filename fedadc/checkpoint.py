@@ -185,11 +185,23 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Delete states that no checkpoint here names: they were written for one that never came about."""
+        """Delete what a killed process was about to: checkpoints before the last two, and states that none names."""
+        found = self._found()
+        if len(found) > KEPT:
+            self._kept += [m for path, round in found if round < self.round and (m := self._if_good(path))][: KEPT - 1]
+            if len(self._kept) == KEPT:
+                self._forget_others()
         if (self.folder / CLIENTS).is_dir():
             with suppress(Unusable):  # who knows what a damaged one names
                 manifests = [_opened(_content(path)) for path, _ in self._found()]
                 self._forget_states_but({f for m in manifests for f in m.files()})
+
+    def _if_good(self, path: Path) -> Manifest | None:
+        with suppress(Unusable, OSError):
+            manifest = self._manifest(path)
+            self._state(manifest)
+            return manifest
+        return None
 
     def _found(self) -> list[tuple[Path, int]]:
         """The manifests here and their rounds, the newest first."""

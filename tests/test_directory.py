@@ -148,6 +148,21 @@ def test_what_no_checkpoint_names_is_swept(tmp_path: Path) -> None:
     assert {p.name for p in clients.iterdir()} == named
 
 
+def test_checkpoints_that_a_kill_kept_from_being_deleted_go_on_resume(tmp_path: Path) -> None:
+    """Also where nothing is left to be trained; the second of the last two is a good one."""
+    run_with_snapshots({**CONFIG, "method": "feddyn"}, tmp_path / "whole", {2, 4})
+    place = tmp_path / "whole/checkpoints"
+    for earlier in ("after-2", "after-4"):
+        shutil.copytree(tmp_path / earlier / "checkpoints", place, dirs_exist_ok=True)
+    (place / "round-00000005.safetensors").write_bytes(b"damaged")
+    assert len(list(place.glob("*.json"))) == 6
+    fedadc.resume(tmp_path / "whole")
+    assert sorted(p.name for p in place.glob("*.json")) == ["round-00000004.json", "round-00000006.json"]
+    named = {f"{c}-{r}.safetensors" for p in place.glob("*.json")
+             for c, r, _ in json.loads(p.read_text())["manifest"]["clients"]}  # fmt: skip
+    assert {p.name for p in (place / "clients").iterdir()} == named
+
+
 # --- two at once -----------------------------------------------------------------------------------------------------
 
 
