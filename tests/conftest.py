@@ -36,6 +36,8 @@ def small_data() -> Dataset:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_are_heard() -> None:
-    """Processes inherit it when a shell in the background ignores Ctrl-C, and some tests send one."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Processes inherit it when a shell in the background ignores Ctrl-C, or nohup SIGHUP; some tests send them."""
+    for name, usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)

@@ -87,6 +87,7 @@ def obey(words: list[str], log: Path, doom: Doom | None, server: str) -> None:
     forkserver._forkserver._forkserver_address = server  # type: ignore[attr-defined]
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # workers, which this server is for, never hear one
     with log.open("wb") as stream:
         os.dup2(stream.fileno(), 1)
