@@ -46,6 +46,15 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
+def _get_ready(workers: str) -> None:
+    """Import torch, here and in the server of the workers at the same time."""
+    from fedadc.processes import get_ready, import_torch
+
+    if workers != "0":
+        get_ready()
+    import_torch()
+
+
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A YAML config; `fedadc init` writes one.")],
@@ -63,11 +72,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out if there is one.")] = False,
 ) -> None:
     """Train by a config and leave a run directory."""
-    from fedadc.processes import get_ready, import_torch
-
-    if workers != "0":
-        get_ready()
-    import_torch()
+    _get_ready(workers)
     from fedadc.config import load_config
     from fedadc.runner import run as run_config
     from fedadc.terminal import progress_of_run, run_summary
@@ -103,11 +108,7 @@ def resume(
     workers_per_gpu: WorkersPerGpu = 1,
 ) -> None:
     """Go on with a run that was interrupted or killed, or prolong it; the result is that of a run in one go."""
-    from fedadc.processes import get_ready, import_torch
-
-    if workers != "0":
-        get_ready()
-    import_torch()
+    _get_ready(workers)
     from fedadc.config import load_config
     from fedadc.errors import require
     from fedadc.record import CONFIG

@@ -84,7 +84,7 @@ def test_an_old_run_waits_until_the_new_one_is_finished(tmp_path: Path) -> None:
     assert not list(place.glob(".replaced-*")) and [p.name for p in tmp_path.iterdir()] == [place.name]
 
 
-def test_an_old_run_comes_back_after_a_kill_and_an_end_before_the_first_round(tmp_path: Path) -> None:
+def test_an_old_run_waits_also_where_the_new_one_was_killed_and_ended_before_its_first_round(tmp_path: Path) -> None:
     fedadc.run(SHORT, out=tmp_path / "a")
     old, config = contents(tmp_path / "a"), {**SHORT, "seed": 1}
     with pytest.raises(Stopped):
@@ -417,7 +417,7 @@ def test_states_that_somebody_holds_and_copies_of_states_are_saved_rightly(tmp_p
     }
 
 
-def test_a_run_goes_on_while_its_folder_is_read_only_for_others(tmp_path: Path) -> None:
+def test_checkpoints_that_may_not_be_written(tmp_path: Path) -> None:
     """A checkpoints folder that cannot be written ends the run in one sentence, and what there is stays."""
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")

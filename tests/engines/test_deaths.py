@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 
 from conftest import small_federation
 from family import eventually, linux, workers_alive
+from fedadc.config import load_config
+from fedadc.directory import RunDirectory
 from fedadc.engines.workers import MOST_DEATHS, Workers
 from fedadc.errors import FedadcError
 from fedadc.evaluate import Evaluation
@@ -23,6 +25,9 @@ from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.methods import METHODS, FedAvg, FedDyn, Method
 from fedadc.models import MLP
+from fedadc.plan import prepare
+from fedadc.runner import execute
+from test_checkpoint import CONFIG
 
 pytestmark = linux
 
@@ -99,12 +104,12 @@ def test_workers_killed_at_any_moment_change_nothing(name: str, overlap: bool) -
         nonlocal kills
         seen = -1
         while not ended.wait(moments.uniform(0, 0.05)):
-            if len(rounds) == seen:
+            alive = sorted(workers_alive())
+            if len(rounds) == seen or not alive:
                 continue  # one kill a round at most: three over one client would end the run
             seen = len(rounds)
-            for worker in moments.sample(sorted(workers_alive()), k=1):
-                os.kill(worker, signal.SIGKILL)
-                kills += 1
+            os.kill(moments.choice(alive), signal.SIGKILL)
+            kills += 1
 
     thread = threading.Thread(target=killer)
     thread.start()
@@ -149,6 +154,32 @@ def test_a_client_that_kills_every_worker_ends_the_run_with_a_reason(workers: in
     with pytest.raises(FedadcError, match=r"processes died .* by SIGKILL in round 1, client .*\b4\b.*fewer workers"):
         list(trained.rounds(2))
     assert isinstance(trained.engine, Workers) and len(trained.engine.take_events()) == MOST_DEATHS - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiesOnceTold(FedAvg):
+    mark: str
+
+    def step(self, theta: Any, grad: Any, local: Any) -> Any:
+        if Path(self.mark).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(theta, grad, local)
+
+
+def test_repeated_death_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path: Path) -> None:
+    config = load_config({**CONFIG, "checkpoint": {"every": 1000}})
+    config = replace(config, method=DiesOnceTold(mark=str(tmp_path / "m")))
+    plan, said = prepare(config, out=tmp_path / "a", workers=2), []
+
+    def watch(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            (tmp_path / "m").touch()
+
+    with pytest.raises(FedadcError, match="worker processes died one after another"):
+        execute(plan, RunDirectory.begun(tmp_path / "a", plan, {}), watch, said.append)
+    assert "stands at round 3 of 6; `fedadc resume" in said[-1]
+    (tmp_path / "m").unlink()
+    assert len(execute(plan, RunDirectory.reopened(tmp_path / "a", plan, {}, said.append)).history) == 6
 
 
 def test_the_server_of_the_workers_may_die_too() -> None:
