@@ -14,6 +14,7 @@ from fedadc.data import DATASETS
 from fedadc.data.partition import PARTITIONS
 from fedadc.errors import unknown
 from fedadc.federation.schedule import SCHEDULES
+from fedadc.federation.selection import SELECTIONS
 from fedadc.methods import METHODS, PAIRS, Method
 from fedadc.models import MODELS
 from fedadc.objectives import OBJECTIVES, CrossEntropy
@@ -42,7 +43,7 @@ def entries(what: str) -> list[Entry]:
         plain = [_of_method(name, METHODS[name]()) for name in METHODS]
         return plain + [_of_method(short, METHODS[m](objective=OBJECTIVES[o]())) for short, (m, o) in PAIRS.items()]
     tables: dict[str, dict[str, Any]] = {
-        "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES,
+        "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES, "selections": SELECTIONS,
     }  # fmt: skip
     if what not in tables:
         raise unknown("table", what, [*tables, "datasets", "models", "methods", "presets"])

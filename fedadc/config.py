@@ -20,6 +20,7 @@ from fedadc.federation.faults import Faults
 from fedadc.federation.federation import Weighting
 from fedadc.federation.local import MOST, LocalWork
 from fedadc.federation.schedule import SCHEDULES, Schedule
+from fedadc.federation.selection import SELECTIONS, Selection, Uniform
 from fedadc.federation.store import Storage
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
@@ -27,7 +28,13 @@ from fedadc.presets import laid_over
 from fedadc.schema import Schema, Tables
 from fedadc.tree import override, read_yaml
 
-TABLES: Tables = {Method: METHODS, Objective: OBJECTIVES, Partition: PARTITIONS, Schedule: SCHEDULES}
+TABLES: Tables = {
+    Method: METHODS,
+    Objective: OBJECTIVES,
+    Partition: PARTITIONS,
+    Schedule: SCHEDULES,
+    Selection: SELECTIONS,
+}
 SHORT: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # names that are short for a pair
 Init = Literal["default", "kaiming"]
 
@@ -79,6 +86,7 @@ class CohortConfig:
 
     size: int | None = None
     ratio: float | None = None  # C; without either, all clients take part
+    selection: Selection = field(default_factory=Uniform)
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:

@@ -64,6 +64,7 @@ def prepare(
         clients=config.data.clients,
         partition_by=config.data.partition,
         cohort=config.cohort.size if config.cohort.ratio is None else float(config.cohort.ratio),
+        selection=config.cohort.selection,
         weighting=config.cohort.weighting,
         augment=config.data.augment,
         evaluation=config.evaluate,

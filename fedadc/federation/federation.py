@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedadc.data.batches import Augment, Inputs
-from fedadc.data.dataset import Clients, Dataset
+from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.data.partition import IID, Partition, deal
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
@@ -24,12 +24,14 @@ from fedadc.federation.faults import Faults
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train, with_events
 from fedadc.federation.schedule import Schedule
+from fedadc.federation.selection import Selection, Uniform, cohort_of
 from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
 from fedadc.methods.base import canonical, state_of
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
+from fedadc.rng import generator
 
 Weighting = Literal["uniform", "samples"]
 
@@ -47,6 +49,7 @@ class Federation:
         clients: int | None = None,  # how many the data is dealt to; None for natural clients
         partition_by: Partition | None = None,  # None: the data's own clients, else iid
         cohort: int | float | None = None,  # how many clients a round, or which share of them; None: all
+        selection: Selection | None = None,  # None: uniform
         weighting: Weighting = "uniform",
         augment: Augment | None = None,
         evaluation: Evaluation | None = None,
@@ -61,9 +64,19 @@ class Federation:
         self.method = FedAvg() if method is None else method
         self.local, augment = local or LocalWork(), augment or Augment()
         evaluation, self.storage = evaluation or Evaluation(), storage or Storage()
-        self.faults = faults or Faults()
+        self.faults, self.selection = faults or Faults(), selection or Uniform()
         _check_kinds(
-            model, data, self.method, self.local, augment, evaluation, partition_by, self.storage, self.faults, seed
+            model,
+            data,
+            self.method,
+            self.local,
+            augment,
+            evaluation,
+            partition_by,
+            self.storage,
+            self.faults,
+            self.selection,
+            seed,
         )
         self.data, self.seed, self.weighting = data, seed, weighting
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
@@ -77,6 +90,12 @@ class Federation:
         )
         held = deal(data, partition_by, clients, seed if data_seed is None else data_seed)
         self.cohort = _cohort_size(cohort, len(held))
+        self._choose = self.selection.chooser(
+            len(held),
+            self.cohort,
+            lambda: held.class_counts(data.train.y, len(data.classes)),
+            generator(seed, "selection"),
+        )
         model = copy.deepcopy(model).cpu()  # the user's own stays as it is
         device, classes = torch.device(resolve_device(str(device))), len(data.classes)
         inputs = _inputs_for(model, data, channels_last, device, seed)
@@ -95,6 +114,11 @@ class Federation:
         self.downlink = self._downlink()
         self.workers = resolve_workers(workers, str(device))
         self.engine = self._engine(self.workers)
+
+    def select(self, round: int) -> Array:
+        """The cohort of a round, known at any time: it depends on nothing that training does."""
+        chosen = self._choose(generator(self.seed, "cohort", round))
+        return cohort_of(chosen, len(self.clients), self.cohort, type(self.selection).__name__)
 
     def _engine(self, workers: int) -> Engine:
         if workers == 0:
@@ -235,6 +259,7 @@ def _check_kinds(
     rule: Any,
     storage: Any,
     faults: Any,
+    selection: Any,
     seed: Any,
 ) -> None:
     """Each argument of the right kind, before any of them is used."""
@@ -250,6 +275,7 @@ def _check_kinds(
         (rule or IID(), Partition, "partition_by"),
         (storage, Storage, "storage"),
         (faults, Faults, "faults"),
+        (selection, Selection, "selection"),
         (seed, int, "seed"),
     ):
         require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")

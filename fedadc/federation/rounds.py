@@ -15,10 +15,9 @@ from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.faults import Faults
 from fedadc.federation.local import Broadcast, Order, bytes_of
-from fedadc.federation.selection import hand_out_order, uniform
+from fedadc.federation.selection import hand_out_order
 from fedadc.federation.store import ClientStates, Entry
 from fedadc.methods.base import Method, RoundInfo, State, Vector, canonical, pair_of, state_of, vector_like
-from fedadc.rng import generator
 
 if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
@@ -81,7 +80,7 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     began = time.perf_counter()
     method, place = federation.method, federation.workplace
     lr = place.work.lr_of(t, horizon)
-    chosen = uniform(len(place.clients), federation.cohort, generator(federation.seed, "cohort", t))
+    chosen = federation.select(t)
     dropped, slow, steps = federation.faults.strike(chosen, place.steps(chosen), federation.seed, t)
     cohort = hand_out_order(chosen, steps)
     reporting = dict(zip(chosen[~dropped].tolist(), steps[~dropped].tolist(), strict=True))

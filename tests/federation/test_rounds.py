@@ -23,10 +23,9 @@ from fedadc.federation.aggregate import BLOCK, OrderedMean, Part, added
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork, Report
 from fedadc.federation.schedule import SCHEDULES, Constant, Cosine, Exponential, Step
-from fedadc.federation.selection import hand_out_order, uniform
+from fedadc.federation.selection import hand_out_order
 from fedadc.methods import FedAdam, FedADC, FedAvg, FedAvgM, FedDyn, LocalOnly, Method
 from fedadc.models import CNN, MLP, Logistic
-from fedadc.rng import generator
 
 WORK = LocalWork(epochs=1, batch_size=4, lr=0.2)
 
@@ -35,18 +34,6 @@ def federation(**kw: Any) -> Federation:
     torch.manual_seed(0)
     settings: dict[str, Any] = {"model": MLP((5,), 4, [6]), "data": small_federation(), "local": WORK, "cohort": 3}
     return Federation(**{**settings, **kw})
-
-
-def test_uniform_cohorts_are_uniform() -> None:
-    """All 10 cohorts of 2 among 5, about equally often (chi-square, 9 degrees of freedom, p about 1e-4)."""
-    draws = Counter(tuple(uniform(5, 2, generator(0, "cohort", t))) for t in range(4000))
-    assert len(draws) == 10
-    assert sum((n - 400) ** 2 / 400 for n in draws.values()) < 34
-
-
-def test_cohort_of_a_million_is_cheap_and_fixed_in_size() -> None:
-    cohort = uniform(1_000_000, 10, generator(0, "cohort", 1))
-    assert len(set(cohort.tolist())) == 10
 
 
 def part(delta: torch.Tensor, weight: float = 1.0) -> Part:
