@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedadc.data.partition import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
     from fedadc.errors import FedadcError
     from fedadc.evaluate import Evaluation
+    from fedadc.federation.ensembling import EMA, SWA, Ensembles, Lookahead
     from fedadc.federation.faults import Faults
     from fedadc.federation.federation import Federation
     from fedadc.federation.local import Local, LocalWork
@@ -73,6 +74,7 @@ _HOME = {
     "data.partition": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
     "errors": ("FedadcError",),
     "evaluate": ("Evaluation",),
+    "federation.ensembling": ("EMA", "SWA", "Ensembles", "Lookahead"),
     "federation.faults": ("Faults",),
     "federation.federation": ("Federation",),
     "federation.local": ("Local", "LocalWork"),

@@ -16,6 +16,7 @@ from fedadc.data.batches import Augment
 from fedadc.data.partition import PARTITIONS, Partition
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Evaluation
+from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.faults import Faults
 from fedadc.federation.federation import Weighting
 from fedadc.federation.local import MOST, LocalWork
@@ -124,6 +125,7 @@ class Config:
     evaluate: Evaluation = field(default_factory=Evaluation)
     stop: StopConfig = field(default_factory=StopConfig)
     faults: Faults = field(default_factory=Faults)
+    ensembles: Ensembles = field(default_factory=Ensembles)
     storage: Storage = field(default_factory=Storage)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # where files are looked up first

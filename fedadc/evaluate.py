@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Array, Samples
-from fedadc.errors import require, unknown
+from fedadc.errors import FedadcError, require, unknown
 from fedadc.exact import exact
+from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.rounds import Metrics as Metrics
 from fedadc.federation.rounds import Round, RunState
 from fedadc.methods.base import Method, Vector, state_of, vector_like
@@ -114,13 +115,17 @@ class Examiner:
             return self.metrics(self.tally(theta, cut) for cut in self.cuts())
 
 
-def models_of(method: Method, state: RunState) -> dict[str, Vector]:
+def models_of(method: Method, ensembles: Ensembles, state: RunState) -> dict[str, Vector]:
     """The global models of a state by name, first the one by which its run is judged; none if nothing is federated."""
     if not method.federated:
         return {}
     source = f"{type(method).__name__}.evaluated"
     models = state_of(method.evaluated(state.theta, state.server), source)
     require(bool(models), f"{source} must return at least one model.")
+    averages = {name: state.server[name] for name in ensembles.averages}
+    for name in models.keys() & averages.keys():
+        raise FedadcError(f"{source} has a model {name!r}, which is the name of an ensemble; rename it.")
+    models = {**models, **averages}
     return {name: vector_like(vector, state.theta, source) for name, vector in models.items()}
 
 
@@ -129,6 +134,7 @@ class Evaluator:
     """Measures a stream of rounds on every split that is not for training."""
 
     method: Method
+    ensembles: Ensembles
     clients: int  # N
     examiner: Examiner
     measure: Callable[[Vector, Sequence[Cut]], Iterable[Tally]]  # an engine's
@@ -138,14 +144,14 @@ class Evaluator:
         if not self.method.federated:
             return self._mean_of_clients(state)
         metrics: Metrics = {}
-        for name, theta in models_of(self.method, state).items():
+        for name, theta in models_of(self.method, self.ensembles, state).items():
             prefix = f"{name}_" if metrics else ""
             metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
         return metrics
 
     def begun(self, state: RunState) -> Callable[[], Metrics]:
         """The same, to be asked for later: an engine may count in the meantime."""
-        models = models_of(self.method, state)
+        models = models_of(self.method, self.ensembles, state)
         if len(models) != 1:
             return lambda: self(state)
         tallies = self.measure(next(iter(models.values())), self.examiner.cuts())

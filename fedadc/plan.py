@@ -70,6 +70,7 @@ def prepare(
         evaluation=config.evaluate,
         storage=replace(config.storage, folder=_states_folder(config, out)),
         faults=config.faults,
+        ensembles=config.ensembles,
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,

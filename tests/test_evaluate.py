@@ -22,6 +22,7 @@ from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalisation, Samples
 from fedadc.errors import FedadcError
 from fedadc.evaluate import EXTRA_METRICS, Evaluation, Evaluator, Examiner, until
+from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.rounds import Metrics, Round, RunState
@@ -124,7 +125,9 @@ def measure(
 
 def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
     examiner = Examiner(model, parts, Inputs(Normalisation(), torch.float64), 3, evaluation or Evaluation())
-    return Evaluator(FedAvg(), 1, examiner, lambda theta, cuts: [examiner.tally(theta, cut) for cut in cuts])
+    return Evaluator(
+        FedAvg(), Ensembles(), 1, examiner, lambda theta, cuts: [examiner.tally(theta, cut) for cut in cuts]
+    )
 
 
 def state_of(theta: torch.Tensor) -> RunState:

@@ -20,17 +20,20 @@ from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
 from fedadc.exact import resolve_device, resolve_workers
+from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.faults import Faults
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train, with_events
 from fedadc.federation.schedule import Schedule
 from fedadc.federation.selection import Selection, Uniform, cohort_of
+from fedadc.federation.server import Server
 from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
-from fedadc.methods.base import canonical, state_of
+from fedadc.methods.base import state_of
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
+from fedadc.objectives.base import ENSEMBLES
 from fedadc.rng import generator
 
 Weighting = Literal["uniform", "samples"]
@@ -55,6 +58,7 @@ class Federation:
         evaluation: Evaluation | None = None,
         storage: Storage | None = None,
         faults: Faults | None = None,
+        ensembles: Ensembles | None = None,
         seed: int = 0,
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
@@ -79,6 +83,7 @@ class Federation:
             seed,
         )
         self.data, self.seed, self.weighting = data, seed, weighting
+        self.server = Server(self.method, ensembles or Ensembles())
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
             not augment or len(data.input_shape) == 3,
@@ -138,7 +143,7 @@ class Federation:
 
     @property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.method, len(self.clients), self.examiner, self.engine.measure)
+        return Evaluator(self.method, self.server.ensembles, len(self.clients), self.examiner, self.engine.measure)
 
     def _check_states(self) -> None:
         """Method and objective keep their states side by side: no name may stand for two."""
@@ -148,6 +153,13 @@ class Federation:
             for name in states[0].keys() & states[1].keys():
                 names = " and ".join(type(o).__name__ for o in owners)
                 raise FedadcError(f"{names} both have {name!r} in their {which}; rename one of them.")
+        averages, own = self.server.ensembles.averages, self.method.server_state(self._theta)
+        for name in averages.keys() & {*own, *self.method.objective.server_state(self._theta)}:
+            raise FedadcError(f"the server's state has {name!r}, which is the name of an ensemble; rename it.")
+        require(
+            self.method.federated or not averages,
+            f"{type(self.method).__name__} has no global models over which {', '.join(averages)} could average.",
+        )
 
     def _downlink(self) -> tuple[str, ...]:
         """The server vectors that travel with theta: the method's and the objective's."""
@@ -159,6 +171,11 @@ class Federation:
                 require(isinstance(value, tuple), f"{kind}.{which} must be a tuple of names, not {value!r}.")
             for name in owner.downlink:
                 require(
+                    name in kept or name not in ENSEMBLES,
+                    f"{type(owner).__name__} asks the ensemble {name}, which this run does not have; switch it on with "
+                    f"ensembles: {{{name}: {{}}}}.",
+                )
+                require(
                     name in kept,
                     f"{type(owner).__name__} needs the server's {name!r}, which no server_state of "
                     f"{type(self.method).__name__} or {type(self.method.objective).__name__} returns.",
@@ -169,8 +186,7 @@ class Federation:
     def start(self) -> RunState:
         """The run before its first round."""
         theta = self._theta.clone()
-        server = canonical({**self.method.server_state(theta), **self.method.objective.server_state(theta)})
-        return RunState(0, theta, server, ClientStates(Store(self.storage)))
+        return RunState(0, theta, self.server.start(theta), ClientStates(Store(self.storage)))
 
     def rounds(
         self,
@@ -229,7 +245,7 @@ class Federation:
 
     def models(self, state: RunState) -> dict[str, dict[str, torch.Tensor]]:
         """The state dicts of all models of a state by name, first the one by which its run is judged."""
-        vectors = models_of(self.method, state)
+        vectors = models_of(self.method, self.server.ensembles, state)
         return {name: self.model.state_dict(vector) for name, vector in vectors.items()}
 
 

@@ -7,23 +7,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from fedadc.data.dataset import Array
-from fedadc.errors import Diverged, FedadcError, require
+from fedadc.errors import Diverged, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.faults import Faults
 from fedadc.federation.local import Broadcast, Order, bytes_of
 from fedadc.federation.selection import hand_out_order
+from fedadc.federation.server import ADVICE
 from fedadc.federation.store import ClientStates, Entry
-from fedadc.methods.base import Method, RoundInfo, State, Vector, canonical, pair_of, state_of, vector_like
+from fedadc.methods.base import RoundInfo, State, Vector
 
 if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
 
 Metrics = dict[str, float | list[float | None]]
-ADVICE = "lower local.lr or set local.clip."
 
 
 @dataclass(frozen=True)
@@ -104,10 +102,9 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
 
     if skipped and not mean.count:
         raise Diverged(f"round {t}: no client's update is finite, training has diverged; {ADVICE}")
-    theta, server = state.theta, state.server
-    if mean.count:
-        info = RoundInfo(round=t, lr=lr, counted=mean.count, clients=len(place.clients))
-        theta, server = _updated(method, state, mean.result(), info)
+    info = RoundInfo(round=t, lr=lr, counted=mean.count, clients=len(place.clients))
+    uploaded = mean.result() if mean.count else None
+    theta, server = federation.server.updated(state.theta, state.server, uploaded, info)
     after = RunState(t, theta, server, state.clients.updated(fresh), horizon)
     sent = bytes_of({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
     loss = sum(losses) / len(losses) if losses else float("nan")
@@ -134,27 +131,6 @@ def with_events(stream: Iterable[Round], heard: Callable[[], tuple[str, ...]]) -
     for result in stream:
         events = heard()
         yield replace(result, events=events) if events else result
-
-
-def _updated(method: Method, state: RunState, mean: State, info: RoundInfo) -> tuple[Vector, State]:
-    """The method's own update, if it is one."""
-    name = f"{type(method).__name__}.update"
-    try:
-        theta, server = pair_of(method.update(state.theta, state.server, mean, info), name)
-    except KeyError as error:
-        raise FedadcError(f"{name} looks for {error}, but the uploads have {', '.join(mean) or 'nothing'}.") from error
-    vector_like(theta, state.theta, name)
-    objective = method.objective
-    followed = state_of(objective.follow(theta, state.server, info), f"{type(objective).__name__}.follow")
-    server = canonical({**state_of(server, name), **followed})
-    _require_finite({"theta": theta, **server}, f"round {info.round}")
-    return theta, server
-
-
-def _require_finite(vectors: State, where: str) -> None:
-    for name, vector in vectors.items():
-        if not bool(torch.isfinite(vector).all()):
-            raise Diverged(f"{where}: {name} is no longer finite, training has diverged; {ADVICE}")
 
 
 def _require_may_skip(faults: Faults, where: str) -> None:

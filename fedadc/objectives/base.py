@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedadc.models.flat import FlatModel
 
 State = dict[str, Tensor]  # named tensors, passed in and out, never kept
+ENSEMBLES = ("swa", "ema", "lookahead")  # averages over rounds that a server may keep (`federation/ensembling.py`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,11 @@ class Objective:
 
 def require_weight(name: str, value: float) -> None:
     require(0 <= value < float("inf"), f"{name} must not be negative, not {value}.")
+
+
+def require_teacher(name: str, value: str, others: tuple[str, ...]) -> None:
+    known = (*others, *ENSEMBLES)
+    require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}.")
 
 
 def require_temperature(name: str, value: float) -> None:

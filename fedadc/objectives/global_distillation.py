@@ -2,20 +2,20 @@
 
 L = CE + lam tau² KL(teacher || student). The teacher is the parameter average of the last `window` global models, the
 received one among them; fewer while there have not been so many. With window = 1 it is the received model itself;
-beyond that the server sends it along, which doubles the downlink.
+beyond that, or where it is another ensemble of the run, the server sends it along, which doubles the downlink.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedadc.errors import require
-from fedadc.objectives.base import Objective, State, require_temperature, require_weight
+from fedadc.objectives.base import Objective, State, require_teacher, require_temperature, require_weight
 
 if TYPE_CHECKING:
     from fedadc.data.batches import Batch
@@ -31,9 +31,10 @@ class GlobalDistillation(Objective):
     lam: float = 0.1  # λ, the weight of the distillation
     tau: float = 0.5  # the temperature of student and teacher
     window: int = 1  # M, global models in the teacher
+    teacher: Literal["window", "swa", "ema", "lookahead"] = "window"  # or an ensemble of the run
 
     paper: ClassVar[str] = "Yao et al., 2021"
-    computation: ClassVar[str] = "1 forward pass / round (down ×2 if window > 1)"
+    computation: ClassVar[str] = "1 forward pass / round (down ×2 if window > 1 or an ensemble teaches)"
 
     def __post_init__(self) -> None:
         require_weight("global_distillation: lam", self.lam)
@@ -41,9 +42,16 @@ class GlobalDistillation(Objective):
         require(
             1 <= self.window <= 1000, f"global_distillation: window must lie between 1 and 1000, not {self.window}."
         )
+        require_teacher("global_distillation: teacher", self.teacher, ("window",))
+        require(
+            self.window == 1 or self.teacher == "window",
+            f"global_distillation: window is {self.window}, but the teacher is {self.teacher}; give one of the two.",
+        )
 
     @property
     def downlink(self) -> tuple[str, ...]:
+        if self.teacher != "window":
+            return (self.teacher,)
         return ("teacher",) if self.window > 1 else ()
 
     @property
@@ -55,7 +63,7 @@ class GlobalDistillation(Objective):
         cross_entropy = F.cross_entropy(logits, batch.y)
         if self.lam == 0:
             return cross_entropy
-        frozen = local.server["teacher"] if self.window > 1 else local.start
+        frozen = local.server[self.downlink[0]] if self.downlink else local.start
         teacher = local.per_sample("teacher", batch, lambda b: model.predict(frozen, b.x))
         log_q, p = F.log_softmax(logits / self.tau, dim=1), F.softmax(teacher / self.tau, dim=1)
         return cross_entropy + self.lam * self.tau**2 * F.kl_div(log_q, p, reduction="batchmean")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedadc.errors import require
-from fedadc.objectives.base import Objective, require_temperature
+from fedadc.objectives.base import ENSEMBLES, Objective, require_teacher, require_temperature
 
 if TYPE_CHECKING:
     from fedadc.data.batches import Batch
@@ -29,7 +29,7 @@ class SelfConfidence(Objective):
 
     lam: float = 0.35  # λ
     tau: float = 1.0  # τ, the temperature of student and teacher
-    teacher: Literal["received", "self"] = "received"
+    teacher: Literal["received", "self", "swa", "ema", "lookahead"] = "received"  # or an ensemble of the run
     tau_squared: bool = False  # multiply the KL term by τ², as cs-kd does and the paper does not
 
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
@@ -38,14 +38,15 @@ class SelfConfidence(Objective):
     def __post_init__(self) -> None:
         require(0 <= self.lam <= 1, f"self_confidence: lam must lie in [0, 1], not {self.lam}.")
         require_temperature("self_confidence: tau", self.tau)
-        require(
-            self.teacher in ("received", "self"),
-            f"self_confidence: teacher must be 'received' or 'self', not {self.teacher!r}.",
-        )
+        require_teacher("self_confidence: teacher", self.teacher, ("received", "self"))
+
+    @property
+    def downlink(self) -> tuple[str, ...]:
+        return (self.teacher,) if self.teacher in ENSEMBLES else ()
 
     @property
     def asks_the_global_model(self) -> bool:
-        return self.teacher == "received" and self.lam > 0
+        return self.teacher != "self" and self.lam > 0
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         logits = model(batch.x)
@@ -79,7 +80,8 @@ class SelfConfidence(Objective):
         return loss, logits.softmax(dim=1).sub_(mixture).div_(len(logits))
 
     def _received_target(self, batch: Batch, local: Local) -> Tensor:
-        return self._target(local.model.predict(local.start, batch.x), batch, local)
+        teacher = local.server[self.teacher] if self.teacher in ENSEMBLES else local.start
+        return self._target(local.model.predict(teacher, batch.x), batch, local)
 
     def _target(self, teacher: Tensor, batch: Batch, local: Local) -> Tensor:
         return confidence_target(teacher / self.tau, batch.y, confidence(local.class_counts, teacher.dtype))
