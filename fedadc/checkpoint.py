@@ -32,7 +32,7 @@ from fedadc.durable import checksum, flush_folder, packed, write_durably
 from fedadc.errors import CannotResume, FedadcError, one_line, require
 from fedadc.federation.rounds import RunState
 from fedadc.federation.store import ClientStates, Entry, SavedState, Store, save_all
-from fedadc.methods.base import canonical
+from fedadc.methods.base import State, canonical
 
 if TYPE_CHECKING:
     from fedadc.federation.federation import Federation
@@ -41,6 +41,7 @@ log = logging.getLogger("fedadc")
 FORMAT = 1
 FOLDER = "checkpoints"  # in a run directory
 CLIENTS = "clients"
+SERVER, LINKS = "server.", "links."  # how the names of their tensors begin
 CHECKPOINT = re.compile(r"round-(\d{8,})(\.json|\.safetensors)(\.part)?")  # files that are ours to delete
 STATE = re.compile(r"\d+-\d+\.safetensors(\.part)?")
 KEPT = 2
@@ -151,7 +152,7 @@ class Checkpoints:
                 folder.mkdir()
                 flush_folder(folder.parent)
         clients = self._save(state.clients)
-        content = packed({"theta": state.theta, **{f"server.{name}": v for name, v in state.server.items()}})
+        content = packed({"theta": state.theta, **_under(SERVER, state.server), **_under(LINKS, state.links)})
         write_durably(self.folder / f"{_name(state.round)}.safetensors", content)
         manifest = Manifest(
             FORMAT, state.round, state.horizon, self.config, self.data, checksum(content), metrics, clients
@@ -258,7 +259,7 @@ class Checkpoints:
         start = self.federation.start()
         tensors = _tensors(self.folder / f"{manifest.name}.safetensors", manifest.state)
         theta = tensors.pop("theta", None)
-        server = {name.removeprefix("server."): v for name, v in tensors.items()}
+        server, links = ({n.removeprefix(p): v for n, v in tensors.items() if n.startswith(p)} for p in (SERVER, LINKS))
         if theta is None or theta.shape != start.theta.shape or theta.dtype != start.theta.dtype:
             raise Unusable("it is of another model")
         device, store = start.theta.device, Store(self.federation.storage)
@@ -277,7 +278,12 @@ class Checkpoints:
             canonical({name: v.to(device, copy=True) for name, v in server.items()}),
             ClientStates(store).updated(clients),
             manifest.horizon,
+            {name: v.clone() for name, v in links.items()},
         )
+
+
+def _under(prefix: str, state: State) -> State:
+    return {prefix + name: tensor for name, tensor in state.items()}
 
 
 def _name(round: int) -> str:
@@ -351,7 +357,7 @@ def _data_checksum(federation: Federation) -> str:
 def check_room(free: int, federation: Federation) -> None:
     """Refuse a disk that cannot even hold one checkpoint, and states that no file can hold."""
     state = federation.start()
-    own = {**federation.method.client_state(state.theta), **federation.method.objective.client_state(state.theta)}
+    own = federation.workplace.client_state(state.theta)
     theta, server, each = (len(packed(v)) for v in ({"theta": state.theta}, state.server, own))
     needed = 2 * theta + server + (federation.cohort * each if own else 0)
     if free < needed:

@@ -16,6 +16,9 @@ from fedadc.data.batches import Augment
 from fedadc.data.partition import PARTITIONS, Partition
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluate import Evaluation
+from fedadc.federation.clock import DISTRIBUTIONS, Clock, Distribution
+from fedadc.federation.communication import Communication
+from fedadc.federation.downlink import DOWNLINKS, Downlink
 from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.faults import Faults
 from fedadc.federation.federation import Weighting
@@ -23,6 +26,7 @@ from fedadc.federation.local import MOST, LocalWork
 from fedadc.federation.schedule import SCHEDULES, Schedule
 from fedadc.federation.selection import SELECTIONS, Selection, Uniform
 from fedadc.federation.store import Storage
+from fedadc.federation.uplink import UPLINKS, Uplink
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.presets import laid_over
@@ -35,6 +39,9 @@ TABLES: Tables = {
     Partition: PARTITIONS,
     Schedule: SCHEDULES,
     Selection: SELECTIONS,
+    Downlink: DOWNLINKS,
+    Uplink: UPLINKS,
+    Distribution: DISTRIBUTIONS,
 }
 SHORT: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # names that are short for a pair
 Init = Literal["default", "kaiming"]
@@ -126,6 +133,8 @@ class Config:
     stop: StopConfig = field(default_factory=StopConfig)
     faults: Faults = field(default_factory=Faults)
     ensembles: Ensembles = field(default_factory=Ensembles)
+    communication: Communication = field(default_factory=Communication)
+    clock: Clock | None = None
     storage: Storage = field(default_factory=Storage)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # where files are looked up first

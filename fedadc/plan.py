@@ -17,6 +17,7 @@ from fedadc.data.dataset import Dataset, Normalisation
 from fedadc.data.partition import usual
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.federation.clock import Clock
 from fedadc.federation.federation import Federation
 from fedadc.federation.schedule import Constant
 from fedadc.methods import Method
@@ -71,6 +72,8 @@ def prepare(
         storage=replace(config.storage, folder=_states_folder(config, out)),
         faults=config.faults,
         ensembles=config.ensembles,
+        communication=config.communication,
+        clock=_clock(config),
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,
@@ -92,6 +95,13 @@ def _with_objective(config: Config) -> Method:
     except TypeError as error:  # an __init__ of a user's own
         name = type(config.method).__name__
         raise FedadcError(f"method: {name} cannot be given an objective ({one_line(error)}).") from error
+
+
+def _clock(config: Config) -> Clock | None:
+    clock = config.clock
+    if clock is None or clock.trace is None:
+        return clock
+    return replace(clock, trace=str(config.file(clock.trace)))
 
 
 def _states_folder(config: Config, out: Path | None) -> str | None:

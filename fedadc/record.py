@@ -48,10 +48,14 @@ def record_of(result: Round) -> dict[str, Any]:
         "train_loss": result.train_loss,
         **result.metrics,
         "cohort": list(result.cohort),
+        "samples": result.samples,
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
+        "ledger": result.ledger.record(),
         "seconds": round(result.seconds, 6),
     }
+    if result.virtual_seconds is not None:
+        values["virtual_seconds"] = result.virtual_seconds
     values |= {k: list(v) for k in ("dropped", "slow", "skipped", "events") if (v := getattr(result, k))}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 

@@ -68,6 +68,9 @@ class Schema:
         """An entry of a table, or a user's own class, from its name or from {name: ..., settings}."""
         if isinstance(tree, str):
             tree = {"name": tree}
+        of_number = getattr(base, "of_number", None)  # of a table in which a bare number has a meaning
+        if of_number is not None and isinstance(tree, int | float) and not isinstance(tree, bool):
+            tree = of_number(tree)
         require(isinstance(tree, Mapping), f"{where} must be a name or {{name: ..., settings}}, not {_show(tree)}.")
         require("name" in tree, f"{where}.name is missing: one of {', '.join(self.tables[base])}, or module:Class.")
         cls = self.lookup(where, tree["name"], self.tables[base], base)

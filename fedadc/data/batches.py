@@ -140,3 +140,12 @@ def count_steps(samples: Array, batch_size: int, steps: int | None, epochs: int 
     if steps is not None:
         return np.full(len(samples), steps, dtype=np.int64)
     return np.asarray((epochs or 1) * -(-samples // np.minimum(batch_size, samples)))
+
+
+def count_samples(samples: Array, batch_size: int, epochs: int | None, done: Array) -> Array:
+    """How many samples clients with so many use in the steps that they do; one that comes again counts again."""
+    size = np.minimum(batch_size, samples)
+    if epochs is None:
+        return np.asarray(done * size)
+    whole, more = np.divmod(done, -(-samples // size))
+    return np.asarray(whole * samples + np.minimum(more * size, samples))

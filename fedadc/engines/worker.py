@@ -102,7 +102,7 @@ class _Work:
                 upload = weighted(report.upload, weight, self.place.method.tracked)
                 total = upload if len(task.orders) == 1 else added(total, upload)
             states.append(report.state if report.finite else {})
-            facts.append((client, report.loss, report.bytes_up, report.steps, report.weight, report.finite))
+            facts.append((client, report.loss, report.sent, report.steps, report.weight, report.finite))
         where, *kept = self.desk.slots.put(task.slot, total, *states)
         return Trained(task.slot, where, kept, facts)
 

@@ -65,7 +65,7 @@ class Workers:
         get_ready()  # they import while the data is copied
         self.count = count
         method, theta = place.method, place.model.theta.cpu()
-        kept = {**method.client_state(theta), **method.objective.client_state(theta)}
+        kept = place.client_state(theta)
         uploads = {f"upload {n}": theta for n in range(1 + len(method.tracked))}
         self._stateful = bool(kept)
         self._slots = Slots(2 * count + 2, layout_of({**uploads, **kept})[1])

@@ -20,8 +20,12 @@ from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
 from fedadc.exact import resolve_device, resolve_workers
+from fedadc.federation.clock import Clock
+from fedadc.federation.communication import Communication, Tracker, Wire
+from fedadc.federation.downlink import DOWNLINKS, Downlink
 from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.faults import Faults
+from fedadc.federation.ledger import sizes
 from fedadc.federation.local import LocalWork, Workplace
 from fedadc.federation.rounds import Round, RunState, train, with_events
 from fedadc.federation.schedule import Schedule
@@ -29,7 +33,7 @@ from fedadc.federation.selection import Selection, Uniform, cohort_of
 from fedadc.federation.server import Server
 from fedadc.federation.store import ClientStates, Storage, Store
 from fedadc.methods import FedAvg, Method
-from fedadc.methods.base import state_of
+from fedadc.methods.base import State, state_of
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
@@ -59,6 +63,8 @@ class Federation:
         storage: Storage | None = None,
         faults: Faults | None = None,
         ensembles: Ensembles | None = None,
+        communication: Communication | None = None,
+        clock: Clock | None = None,
         seed: int = 0,
         data_seed: int | None = None,
         device: str | torch.device = "cpu",
@@ -108,7 +114,10 @@ class Federation:
         probe(model, example, classes, seed)
         self.model = flat = FlatModel(model, device)
         inputs = replace(inputs, device=flat.device)
-        self.workplace = Workplace(flat, self.method, self.local, data.train, held, classes, inputs, augment, seed)
+        communication = communication or Communication()
+        self.workplace = Workplace(
+            flat, self.method, self.local, data.train, held, classes, inputs, augment, seed, communication.uplink
+        )
         self.example = example.to(flat.device)  # of what the model is given
         splits = {name: samples for name, samples in data.splits().items() if name != "train"}
         self.examiner = Examiner(flat, splits, inputs, classes, evaluation)
@@ -117,8 +126,26 @@ class Federation:
         self.method.objective.check(self)
         self._check_states()
         self.downlink = self._downlink()
+        self.wire = self._wire(communication.downlink, clock)
+        scheme = next((name for name, kind in DOWNLINKS.items() if kind is type(self.wire.downlink)), "it")
+        tracks = self.wire.downlink.tracks
+        self.tracker = Tracker.of(self.server, self.downlink, scheme, self._theta) if tracks else None
         self.workers = resolve_workers(workers, str(device))
         self.engine = self._engine(self.workers)
+
+    def _wire(self, downlink: Downlink, clock: Clock | None) -> Wire:
+        clients, server = len(self.clients), self.server.start(self._theta)
+        devices = None if clock is None else clock.devices(clients, generator(self.seed, "clock"))
+        theta = {"theta": self._theta[self.workplace.travelling]}
+        full = sizes({**theta, **{name: server[name] for name in self.downlink}}) if self.method.federated else {}
+        return Wire(downlink, devices, clients, self.seed, full, self.select)
+
+    def size_of(self, mean: State | None) -> int:
+        """Bytes of the mean of a round's uploads, where it is sent to clients."""
+        if not mean:
+            return 0
+        part = {"delta": mean["delta"][self.workplace.travelling]} if "delta" in mean else {}
+        return sum(sizes({**mean, **part}).values())
 
     def select(self, round: int) -> Array:
         """The cohort of a round, known at any time: it depends on nothing that training does."""
@@ -163,7 +190,7 @@ class Federation:
 
     def _downlink(self) -> tuple[str, ...]:
         """The server vectors that travel with theta: the method's and the objective's."""
-        kept = self.start().server
+        kept = self.server.start(self._theta)
         names: dict[str, None] = {}
         for owner in (self.method, self.method.objective):
             for which in ("downlink", "tracked"):
@@ -186,7 +213,7 @@ class Federation:
     def start(self) -> RunState:
         """The run before its first round."""
         theta = self._theta.clone()
-        return RunState(0, theta, self.server.start(theta), ClientStates(Store(self.storage)))
+        return RunState(0, theta, self.server.start(theta), ClientStates(Store(self.storage)), links=self.wire.start())
 
     def rounds(
         self,
@@ -219,12 +246,12 @@ class Federation:
         return until(with_events(evaluated, self.engine.take_events), stop_at_accuracy)
 
     def _could_be_mine(self, state: RunState) -> bool:
-        method, objective = self.method, self.method.objective
-        kept = method.client_state(self._theta).keys() | objective.client_state(self._theta).keys()
+        kept = self.workplace.client_state(self._theta).keys()
         some = next(iter(state.clients.values()), None)
         return (
             state.theta.shape == self._theta.shape
-            and self.start().server.keys() <= state.server.keys()
+            and self.server.start(self._theta).keys() <= state.server.keys()
+            and {name: v.dtype for name, v in self.wire.start().items()} == {n: v.dtype for n, v in state.links.items()}
             and (not some or kept <= some.keys())
         )
 

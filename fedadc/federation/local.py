@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedadc.data.batches import Augment, Batch, ClientData, Inputs, count_steps, shuffled
+from fedadc.data.batches import Augment, Batch, ClientData, Inputs, count_samples, count_steps, shuffled
 from fedadc.data.dataset import Array, Clients, Samples
 from fedadc.errors import require
 from fedadc.federation.faults import all_finite
+from fedadc.federation.ledger import Bytes, sizes
 from fedadc.federation.schedule import Constant, Schedule
+from fedadc.federation.uplink import Full, Uplink
 from fedadc.methods.base import Method, State, Vector, pair_of, state_of, vector_like
 from fedadc.models.flat import FlatModel
 from fedadc.objectives import Objective
@@ -98,7 +100,7 @@ class Report:
     upload: State
     state: State
     loss: float  # mean over its steps
-    bytes_up: int
+    sent: Bytes  # by name, as it travelled
     steps: int
     weight: float
     finite: bool = True  # its upload and its state; if not, neither takes effect
@@ -178,14 +180,31 @@ class Workplace:
     inputs: Inputs
     augment: Augment
     seed: int
+    uplink: Uplink = field(default_factory=Full)
 
     def steps(self, cohort: Array) -> Array:
         """H of each client of a cohort."""
         return count_steps(self.clients.sizes_of(cohort), self.work.batch_size, self.work.steps, self.work.epochs)
 
+    def samples(self, cohort: Array, steps: Array) -> int:
+        """That a cohort uses in so many steps each."""
+        work = self.work
+        return int(count_samples(self.clients.sizes_of(cohort), work.batch_size, work.epochs, steps).sum())
+
     @property
     def mean_samples(self) -> float:
         return len(self.clients.indices) / len(self.clients)
+
+    @property
+    def travelling(self) -> slice:
+        """The part of theta that is sent."""
+        part = self.method.travels
+        return slice(None) if part == "all" else self.model.part(part)
+
+    def client_state(self, theta: Vector) -> State:
+        """The state of a client that is selected for the first time: the method's, the objective's, the uplink's."""
+        of_uplink = self.uplink.client_state(theta[self.travelling]) if self.method.federated else {}
+        return {**self.method.client_state(theta), **self.method.objective.client_state(theta), **of_uplink}
 
     def data(self, client: int) -> ClientData:
         return ClientData(self.train, self.clients[client], self.classes, self.inputs, self.augment)
@@ -226,17 +245,30 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
     )
     if "delta" in state_of(upload, f"{name}.finish"):
         vector_like(upload["delta"], theta, f"{name}.finish as delta")
-    state = {**state_of(own, f"{name}.finish"), **remembered}
+    read, kept, sent = _transmitted(place, upload, local)
+    state = {**state_of(own, f"{name}.finish"), **remembered, **kept}
     return Report(
         order.client,
-        _own(upload, model),
+        _own(read, model),
         _own(state, model),
         loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
-        bytes_up=bytes_of(upload),
+        sent=sent,
         steps=order.steps,
         weight=order.weight,
         finite=all_finite(upload) and all_finite(state),
     )
+
+
+def _transmitted(place: Workplace, upload: State, local: Local) -> tuple[State, State, Bytes]:
+    """An upload as the server reads it, what the uplink keeps at the client, and the bytes that travelled."""
+    if "delta" not in upload:
+        return upload, {}, sizes(upload)
+    delta, part = upload["delta"], place.travelling
+    message, kept = place.uplink.encode(delta[part], local.client, local.rng("uplink"))
+    read = place.uplink.decode(message, delta[part].numel())
+    if part != slice(None):
+        read = torch.zeros_like(delta).index_copy(0, torch.arange(len(delta))[part].to(delta.device), read)
+    return {**upload, "delta": read}, kept, {**sizes(upload), "delta": sum(sizes(message).values())}
 
 
 def _gradient(objective: Objective, point: Vector, local: Local) -> tuple[Vector, Tensor]:
@@ -249,7 +281,7 @@ def _gradient(objective: Objective, point: Vector, local: Local) -> tuple[Vector
 
 def _arrive(place: Workplace, broadcast: Broadcast, order: Order) -> tuple[Local, Iterable[Array]]:
     """What a client sees, and the positions of its batches."""
-    method, work, data = place.method, place.work, place.data(order.client)
+    work, data = place.work, place.data(order.client)
 
     def rng(purpose: str) -> np.random.Generator:
         return generator(place.seed, purpose, broadcast.round, order.client)
@@ -263,7 +295,7 @@ def _arrive(place: Workplace, broadcast: Broadcast, order: Order) -> tuple[Local
         touched = np.sort(np.concatenate(positions))
     state = order.state
     if state is None:
-        state = {**method.client_state(broadcast.theta), **method.objective.client_state(broadcast.theta)}
+        state = place.client_state(broadcast.theta)
     local = Local(
         place.model,
         data,
@@ -277,10 +309,6 @@ def _arrive(place: Workplace, broadcast: Broadcast, order: Order) -> tuple[Local
         touched=touched,
     )
     return local, positions
-
-
-def bytes_of(vectors: State) -> int:
-    return sum(v.numel() * v.element_size() for v in vectors.values())
 
 
 def _own(state: State, model: FlatModel) -> State:

@@ -12,7 +12,8 @@ from fedadc.errors import Diverged, require
 from fedadc.exact import exact
 from fedadc.federation.aggregate import OrderedMean
 from fedadc.federation.faults import Faults
-from fedadc.federation.local import Broadcast, Order, bytes_of
+from fedadc.federation.ledger import Bytes, Ledger
+from fedadc.federation.local import Broadcast, Order
 from fedadc.federation.selection import hand_out_order
 from fedadc.federation.server import ADVICE
 from fedadc.federation.store import ClientStates, Entry
@@ -33,6 +34,7 @@ class RunState:
     server: State
     clients: ClientStates  # of clients that have one
     horizon: int = 0  # of schedules that have none of their own: the rounds asked for when the run first started
+    links: State = field(default_factory=dict)  # where communication stands: what clients have heard, virtual time
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Round:
     lr: float
     train_loss: float  # mean over the counted clients of the mean over local steps
     cohort: tuple[int, ...]
-    bytes_up: int  # over all that reported
-    bytes_down: int
+    ledger: Ledger  # what travelled
+    samples: int  # that the reporting clients used
     seconds: float  # of training
     state: RunState
     metrics: Metrics = field(default_factory=dict)  # test_accuracy, test_loss, ... where evaluated
@@ -52,6 +54,20 @@ class Round:
     slow: tuple[int, ...] = ()  # by `faults.slow`: they did fewer steps
     skipped: tuple[int, ...] = ()  # their updates were not finite
     events: tuple[str, ...] = ()  # what else happened: a worker that died
+
+    @property
+    def bytes_up(self) -> int:
+        """Over all that reported."""
+        return self.ledger.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self.ledger.bytes_down
+
+    @property
+    def virtual_seconds(self) -> float | None:
+        """At its end, by the clock of the run if it has one."""
+        return float(self.state.links["now"]) if "now" in self.state.links else None
 
     @property
     def test_accuracy(self) -> float | None:
@@ -85,13 +101,14 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     orders = _orders(federation, cohort, reporting, state)
 
     broadcast = Broadcast(t, lr, state.theta, {name: state.server[name] for name in federation.downlink})
-    mean, losses, bytes_up = OrderedMean(method.tracked, len(place.clients)), [], 0
+    mean, losses = OrderedMean(method.tracked, len(place.clients)), []
+    sent: dict[int, Bytes] = {}  # by each client
     fresh: dict[int, Entry] = {}
     skipped: list[int] = []
     for part in federation.engine.run(broadcast, orders):
         mean.add(part)
         for report in part.reports:
-            bytes_up += report.bytes_up
+            sent[report.client] = report.sent
             if not report.finite:
                 skipped.append(report.client)
                 _require_may_skip(federation.faults, f"round {t}, client {report.client}")
@@ -105,12 +122,16 @@ def one_round(federation: Federation, t: int, horizon: int, state: RunState) -> 
     info = RoundInfo(round=t, lr=lr, counted=mean.count, clients=len(place.clients))
     uploaded = mean.result() if mean.count else None
     theta, server = federation.server.updated(state.theta, state.server, uploaded, info)
-    after = RunState(t, theta, server, state.clients.updated(fresh), horizon)
-    sent = bytes_of({"theta": broadcast.theta, **broadcast.server}) if method.federated else 0
+    if federation.tracker is not None:
+        theirs = federation.tracker.updated(state.theta, state.server, uploaded, info)
+        federation.tracker.require_same(theirs, theta, server, t)
+    ledger, links = federation.wire.carried(t, cohort, reporting, sent, federation.size_of(uploaded), state.links)
+    after = RunState(t, theta, server, state.clients.updated(fresh), horizon, links)
     loss = sum(losses) / len(losses) if losses else float("nan")
+    samples = place.samples(chosen[~dropped], steps[~dropped])
     seconds = time.perf_counter() - began
     return Round(
-        t, lr, loss, tuple(cohort.tolist()), bytes_up, len(cohort) * sent, seconds, after,
+        t, lr, loss, tuple(cohort.tolist()), ledger, samples, seconds, after,
         dropped=tuple(chosen[dropped].tolist()), slow=tuple(chosen[slow].tolist()), skipped=tuple(skipped),
     )  # fmt: skip
 

@@ -47,6 +47,7 @@ class Method:
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
     tracked: ClassVar[tuple[str, ...]] = ()  # uploads of which `mean` has the plain sum / N, never weighted
     federated: ClassVar[bool] = True  # False: nothing travels, and the clients' own models are what is evaluated
+    travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down; or "embed", all before the head
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
 
     def complete(self) -> Self:

@@ -48,6 +48,11 @@ class FedDyn(Method):
             "method feddyn takes the plain mean of its cohort; set cohort.weighting to uniform (method.alpha_by_size "
             "is its own way to count clients by their samples).",
         )
+        require(
+            federation.workplace.uplink.exact,
+            "method feddyn's h is the mean of its clients' h_k only where every delta arrives as it is; set "
+            "communication.uplink to full.",
+        )
 
     def client_state(self, theta: Vector) -> State:
         return {"h": torch.zeros_like(theta)}

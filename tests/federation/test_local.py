@@ -135,7 +135,7 @@ def test_a_clients_update_depends_on_nothing_but_its_order() -> None:
 def test_report_counts_bytes_steps_and_the_mean_loss() -> None:
     f = federation(LocalWork(epochs=2, batch_size=4, lr=1e-9))
     report = update(f, client=2)
-    assert (report.bytes_up, report.steps, report.weight) == (f.model.theta.numel() * 8, 2 * 4, 1.0)
+    assert (report.sent, report.steps, report.weight) == ({"delta": f.model.theta.numel() * 8}, 2 * 4, 1.0)
     f = federation(LocalWork(epochs=1, batch_size=100, lr=1e-9))
     place = f.workplace
     x, y = place.inputs.gather(place.train, place.clients[2])

@@ -37,7 +37,7 @@ def federation(**kw: Any) -> Federation:
 
 
 def part(delta: torch.Tensor, weight: float = 1.0) -> Part:
-    return Part.of(Report(0, {"delta": delta}, {}, loss=0.0, bytes_up=0, steps=1, weight=weight), ())
+    return Part.of(Report(0, {"delta": delta}, {}, loss=0.0, sent={}, steps=1, weight=weight), ())
 
 
 def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
