@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fedadc.data.partition import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
     from fedadc.errors import FedadcError
     from fedadc.evaluate import Evaluation
+    from fedadc.federation.clock import Between, Clock, Fixed, LogNormal
+    from fedadc.federation.communication import Communication
+    from fedadc.federation.downlink import Broadcast, Overlap, Pull
     from fedadc.federation.ensembling import EMA, SWA, Ensembles, Lookahead
     from fedadc.federation.faults import Faults
     from fedadc.federation.federation import Federation
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from fedadc.federation.rounds import Round, RunState
     from fedadc.federation.schedule import Cosine, Exponential, Step
     from fedadc.federation.store import Storage
+    from fedadc.federation.uplink import EightBit, Full, TopK
     from fedadc.methods import (
         FedAdagrad,
         FedAdam,
@@ -74,6 +78,9 @@ _HOME = {
     "data.partition": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
     "errors": ("FedadcError",),
     "evaluate": ("Evaluation",),
+    "federation.clock": ("Clock", "Fixed", "LogNormal", "Between"),
+    "federation.communication": ("Communication",),
+    "federation.downlink": ("Broadcast", "Overlap", "Pull"),
     "federation.ensembling": ("EMA", "SWA", "Ensembles", "Lookahead"),
     "federation.faults": ("Faults",),
     "federation.federation": ("Federation",),
@@ -81,6 +88,7 @@ _HOME = {
     "federation.rounds": ("Round", "RunState"),
     "federation.schedule": ("Cosine", "Exponential", "Step"),
     "federation.store": ("Storage",),
+    "federation.uplink": ("EightBit", "Full", "TopK"),
     "methods": (
         "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedProx", "FedYogi",
         "LocalOnly", "Method", "Scaffold", "SlowMo",

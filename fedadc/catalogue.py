@@ -13,8 +13,11 @@ import yaml
 from fedadc.data import DATASETS
 from fedadc.data.partition import PARTITIONS
 from fedadc.errors import unknown
+from fedadc.federation.clock import DISTRIBUTIONS
+from fedadc.federation.downlink import DOWNLINKS
 from fedadc.federation.schedule import SCHEDULES
 from fedadc.federation.selection import SELECTIONS
+from fedadc.federation.uplink import UPLINKS
 from fedadc.methods import METHODS, PAIRS, Method
 from fedadc.models import MODELS
 from fedadc.objectives import OBJECTIVES, CrossEntropy
@@ -44,6 +47,7 @@ def entries(what: str) -> list[Entry]:
         return plain + [_of_method(short, METHODS[m](objective=OBJECTIVES[o]())) for short, (m, o) in PAIRS.items()]
     tables: dict[str, dict[str, Any]] = {
         "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES, "selections": SELECTIONS,
+        "downlinks": DOWNLINKS, "uplinks": UPLINKS, "distributions": DISTRIBUTIONS,
     }  # fmt: skip
     if what not in tables:
         raise unknown("table", what, [*tables, "datasets", "models", "methods", "presets"])

@@ -167,6 +167,12 @@ def compare(
         float | None, typer.Option(help="The value whose first round is told (else 90 % of the best).")
     ] = None,
     metric: Annotated[str, typer.Option(help="What is compared and plotted.")] = "test_accuracy",
+    x: Annotated[
+        str,
+        typer.Option(
+            "--x", help="Against what: round, bytes, bytes_up, bytes_down, virtual_seconds, seconds, samples."
+        ),
+    ] = "round",
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes (else no plot).")] = None,
     json: Json = False,
 ) -> None:
@@ -179,9 +185,9 @@ def compare(
     for run in read:
         if run.records[-1]["round"] < run.tree.get("rounds", 0) and not run.stopped():
             note(f"{run.path} ended after {run.records[-1]['round']} of {run.tree['rounds']} rounds")
-    rows = summarise(read, target, metric)
+    rows = summarise(read, target, metric, x)
     if plot_file is not None:
-        plot(read, plot_file, metric)
+        plot(read, plot_file, metric, x=x)
     if json:
         typer.echo(as_json(rows))
         return
@@ -224,13 +230,13 @@ def experiment(
         choices = choose(plan, trials, out, diverged)
         write_choices(choices, plan.choose_by, out / "choices.json")
         runs = [run for choice in choices for run in choice.runs]
-        rows, picture = summarise(runs, plan.target), out / "convergence.png"
+        rows, picture = summarise(runs, plan.target, x=plan.x), out / "convergence.png"
         if json:
             typer.echo(as_json(rows))
         else:
             comparison(rows, plan.title)
             choices_table(choices, plan.choose_by)
-        plot(runs, picture, title=plan.title)
+        plot(runs, picture, title=plan.title, x=plan.x)
     if not json:
         say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
 

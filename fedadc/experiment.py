@@ -23,12 +23,12 @@ from typing import Any
 
 from fedadc.config import TABLES, Config, load_config
 from fedadc.durable import write_text
-from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
+from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require, unknown
 from fedadc.evaluate import reaches
 from fedadc.plan import prepare
 from fedadc.processes import interrupts_wait
 from fedadc.record import MODEL, RecordedRun, model_in, read_run
-from fedadc.report import final, higher_is_better
+from fedadc.report import AXES, final, higher_is_better
 from fedadc.runner import RunResult, run
 from fedadc.schema import Schema
 from fedadc.tree import changed, overlay, read_yaml
@@ -53,11 +53,14 @@ class Experiment:
     budget: int  # settings per label, the same for all
     choose_by: str = "validation_accuracy"
     target: float | None = None  # the accuracy whose first round is told
+    x: str = "round"  # against what curves are plotted: an axis of `fedadc compare --x`
 
     def __post_init__(self) -> None:
         require(bool(self.seeds), "seeds must name at least one seed.")
         require(len(set(self.seeds)) == len(self.seeds), f"seeds name one twice: {self.seeds}.")
         require(bool(self.runs), "runs must name at least one method.")
+        if self.x not in AXES:
+            raise unknown("x", self.x, AXES)
         require(self.target is None or 0 < self.target <= 1, f"target is a share such as 0.9, not {self.target}.")
         require(
             not self.choose_by.startswith("test"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.methods import PAIRS
 from fedadc.record import RecordedRun
 
@@ -21,6 +21,30 @@ NO_PART = ("storage", "checkpoint")  # keys that take no part in a result
 NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
 STYLES = ("-", "--", ":", "-.")
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a run's progress can be measured by."""
+
+    label: str
+    keys: tuple[str, ...]  # of a record
+    adds_up: bool  # from round to round
+    units: tuple[tuple[str, float], ...] = ()  # and how large they are, the smallest first
+    missing: str = ""  # why a run may not have it
+
+
+BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+TIME = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
+AXES = {
+    "round": Axis("round", ("round",), False),
+    "bytes": Axis("bytes up and down", ("bytes_up", "bytes_down"), True, BYTES),
+    "bytes_up": Axis("bytes up", ("bytes_up",), True, BYTES),
+    "bytes_down": Axis("bytes down", ("bytes_down",), True, BYTES),
+    "virtual_seconds": Axis("virtual time", ("virtual_seconds",), False, TIME, "; give it a clock"),
+    "seconds": Axis("time", ("seconds",), True, TIME),
+    "samples": Axis("samples", ("samples",), True, (("", 1.0), ("thousand", 1e3), ("million", 1e6))),
+}
 
 
 @dataclass(frozen=True)
@@ -38,9 +62,13 @@ class Summary:
     reached: int
     bytes_up: int  # per client and round
     bytes_down: int
+    x: str = "round"  # by what progress is measured, and the mean of it at the target over the seeds that reached it
+    x_to_target: float | None = None
 
 
-def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy") -> list[Summary]:
+def summarise(
+    runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy", x: str = "round"
+) -> list[Summary]:
     """A row per setting, in the order in which settings first appear."""
     require(bool(runs), "there is no run to compare.")
     groups, better = group(runs), max if higher_is_better(metric) else min
@@ -54,6 +82,7 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
     rows = []
     for label, members in groups.items():
         reached = [t for r in members if (t := _first(r, metric, target)) is not None]
+        at = [positions(r, x)[t] for r in members if (t := _first(r, metric, target)) is not None]
         rows.append(
             Summary(
                 label=label,
@@ -67,6 +96,8 @@ def summarise(runs: Sequence[RecordedRun], target: float | None = None, metric: 
                 reached=len(reached),
                 bytes_up=_per_client(members, "bytes_up"),
                 bytes_down=_per_client(members, "bytes_down"),
+                x=x,
+                x_to_target=statistics.mean(at) if at else None,
             )
         )
     return rows
@@ -141,6 +172,20 @@ def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
     return points
 
 
+def positions(run: RecordedRun, x: str) -> dict[int, float]:
+    """Where each round of a run lies on an axis."""
+    if x not in AXES:
+        raise unknown("--x", x, AXES)
+    axis, found, so_far = AXES[x], {}, 0.0
+    for record in run.records:
+        values = [v for key in axis.keys if isinstance(v := record.get(key), int | float) and math.isfinite(v)]
+        if len(values) < len(axis.keys):
+            raise FedadcError(f"{run.path} has no {x} in round {record['round']}{axis.missing}.")
+        so_far = sum(values) + (so_far if axis.adds_up else 0.0)
+        found[record["round"]] = so_far
+    return found
+
+
 def final(run: RecordedRun, metric: str) -> float:
     """A run's value: the mean over those of its last rounds that were evaluated."""
     points = curve(run, metric)
@@ -170,11 +215,13 @@ def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     metric = rows[0].metric
     shown = metric.removeprefix("test_").replace("_", " ")
     scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
-    headings = ["run", "seeds", shown, f"rounds to {rows[0].target:g}", "up", "down"]
+    axis, (unit_of_x, size) = AXES[rows[0].x], _unit(rows[0].x, [row.x_to_target or 0.0 for row in rows])
+    by = "rounds" if rows[0].x == "round" else f"{axis.label}, {unit_of_x}" if unit_of_x else axis.label
+    headings = ["run", "seeds", shown, f"{by} to {rows[0].target:g}", "up", "down"]
     cells = []
     for row in rows:
         std = f" ± {scale * row.std:.{digits}f}" if row.std is not None else ""
-        rounds = "–" if row.rounds_to_target is None else f"{row.rounds_to_target:.0f}"
+        rounds = "–" if row.x_to_target is None else _figures(row.x_to_target / size, 0 if row.x == "round" else 3)
         if 0 < row.reached < row.seeds:
             rounds += f" ({row.reached} of {row.seeds})"
         cells.append(
@@ -182,6 +229,18 @@ def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
              human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
         )  # fmt: skip
     return headings, cells
+
+
+def _figures(value: float, figures: int) -> str:
+    """So many of them at least; 0: whole numbers."""
+    digits = max(0, figures - 1 - math.floor(math.log10(value))) if figures and value > 0 else 0
+    return f"{value:.{digits}f}"
+
+
+def _unit(x: str, values: Sequence[float]) -> tuple[str, float]:
+    """The largest unit in which the largest value is not below 1."""
+    units = AXES[x].units or (("", 1.0),)
+    return next((u for u in reversed(units) if max(values) >= u[1]), units[0])
 
 
 def is_share(metric: str) -> bool:
@@ -197,8 +256,17 @@ def human_bytes(count: float) -> str:
     return ""
 
 
-def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy", title: str | None = None) -> None:
-    """Convergence curves as PNG: mean over seeds, with the range of the seeds behind it."""
+def plot(
+    runs: Sequence[RecordedRun],
+    path: Path,
+    metric: str = "test_accuracy",
+    title: str | None = None,
+    x: str = "round",
+) -> None:
+    """Convergence curves as PNG: mean over seeds, with the range of the seeds behind it.
+
+    Seeds are averaged round by round, also where their rounds lie at different places.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -210,16 +278,19 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     percent = is_share(metric)
+    places = {label: [positions(member, x) for member in members] for label, members in groups.items()}
+    unit, size = _unit(x, [max(where.values()) for found in places.values() for where in found])
     for index, (label, members) in enumerate(groups.items()):
         points: dict[int, list[float]] = {}
         for member in members:
             for t, value in curve(member, metric):
                 points.setdefault(t, []).append(100 * value if percent else value)
         rounds = sorted(t for t, values in points.items() if len(values) == len(members))
+        along = [statistics.mean(where[t] for where in places[label]) / size for t in rounds]
         colour = COLOURS[index % len(COLOURS)]
         style = STYLES[index // len(COLOURS) % len(STYLES)]
         axes.plot(
-            rounds,
+            along,
             [statistics.mean(points[t]) for t in rounds],
             style,
             color=colour,
@@ -228,8 +299,8 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
         )
         low, high = ([f(points[t]) for t in rounds] for f in (min, max))
         if not many:
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
-    axes.set_xlabel("round")
+            axes.fill_between(along, low, high, color=colour, alpha=0.13, lw=0)
+    axes.set_xlabel(AXES[x].label + (f" ({unit})" if unit else ""))
     axes.set_ylabel(metric.replace("_", " ") + (" (%)" if percent else ""))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

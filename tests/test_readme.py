@@ -14,6 +14,8 @@ from fedadc.checkpoint import Checkpointing
 from fedadc.config import CohortConfig, Config, DataConfig, ModelConfig, StopConfig, load_config
 from fedadc.data import DATASETS
 from fedadc.evaluate import Evaluation
+from fedadc.federation.clock import Clock
+from fedadc.federation.communication import Communication
 from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.faults import Faults
 from fedadc.federation.local import LocalWork
@@ -84,7 +86,7 @@ def test_every_key_of_a_config_is_explained() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     nodes = {"": Config, "data.": DataConfig, "model.": ModelConfig, "local.": LocalWork, "cohort.": CohortConfig,
              "evaluate.": Evaluation, "stop.": StopConfig, "storage.": Storage, "faults.": Faults,
-             "checkpoint.": Checkpointing, "ensembles.": Ensembles}  # fmt: skip
+             "checkpoint.": Checkpointing, "ensembles.": Ensembles, "communication.": Communication, "clock.": Clock}  # fmt: skip
     branches = {node.rstrip(".") for node in nodes} | {"folder", "options"}
     for node, cls in nodes.items():
         for field in dataclasses.fields(cls):

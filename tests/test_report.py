@@ -13,7 +13,7 @@ import yaml
 
 from fedadc.errors import FedadcError
 from fedadc.record import RecordedRun, read_run
-from fedadc.report import as_json, group, human_bytes, plot, summarise, table_rows
+from fedadc.report import as_json, group, human_bytes, plot, positions, summarise, table_rows
 
 FEDAVG = {
     "seed": 0,
@@ -45,7 +45,8 @@ def write(tmp_path: Path) -> Write:
         (path / "config.yaml").write_text(yaml.safe_dump(merged(FEDAVG, change)))
         lines = [
             {"round": t, "train_loss": 1.0, **({} if a is None else {"test_accuracy": a, "test_loss": 1 - a}),
-             "cohort": list(range(cohort)), "bytes_up": 100 * cohort, "bytes_down": 250 * cohort}
+             "cohort": list(range(cohort)), "bytes_up": 100 * cohort, "bytes_down": 250 * cohort,
+             "virtual_seconds": 40.0 * t, "samples": 30, "seconds": 2.0}
             for t, a in enumerate(accuracies, start=1)
         ]  # fmt: skip
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -276,3 +277,40 @@ def test_a_setting_that_some_runs_lack_keeps_them_apart(write: Write, clips: tup
     runs = [write([0.5], local={"clip": clip}, **seeds(i)) for i, clip in enumerate(clips)]
     groups = group(runs)
     assert sorted(len(g) for g in groups.values()) == sorted(clips.count(c) for c in set(clips))
+
+
+@pytest.mark.parametrize(
+    ("x", "at"),
+    [("round", [1, 2, 3]), ("bytes", [700, 1400, 2100]), ("bytes_up", [200, 400, 600]), ("bytes_down", [500, 1000, 1500]),
+     ("virtual_seconds", [40, 80, 120]), ("seconds", [2, 4, 6]), ("samples", [30, 60, 90])],
+)  # fmt: skip
+def test_progress_can_be_measured_by_anything_that_was_recorded(x: str, at: list[float], write: Write) -> None:
+    run = write([0.2, 0.6, 0.9])
+    assert positions(run, x) == dict(zip((1, 2, 3), at, strict=True))
+    (row,) = summarise([run], 0.5, x=x)
+    assert (row.x, row.x_to_target, row.rounds_to_target) == (x, at[1], 2)
+
+
+def test_what_it_took_to_the_target_is_a_mean_over_seeds_in_a_fitting_unit(write: Write) -> None:
+    rows = summarise([write([0.2, 0.6]), write([0.6, 0.2], **seeds(1)), write([0.2, 0.2], **seeds(2))], 0.5, x="bytes")
+    assert rows[0].x_to_target == (1400 + 700) / 2
+    headings, (cells,) = table_rows(rows)
+    assert headings[3] == "bytes up and down, kB to 0.5" and cells[3] == "1.05 (2 of 3)"
+    headings, (cells,) = table_rows(summarise([write([0.2, 0.6])], 0.5, x="virtual_seconds"))
+    assert headings[3] == "virtual time, min to 0.5" and cells[3] == "1.33"
+
+
+@pytest.mark.parametrize("x", ["bytes", "virtual_seconds", "samples"])
+def test_curves_against_other_axes(x: str, write: Write, tmp_path: Path) -> None:
+    plot([write([0.2, 0.6]), write([0.3, 0.5], cohort=3, **seeds(1))], tmp_path / "x.png", x=x)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_axis_that_is_unknown_or_was_not_recorded(write: Write) -> None:
+    run = write([0.5])
+    with pytest.raises(FedadcError, match="did you mean 'bytes'"):
+        summarise([run], x="byte")
+    for record in run.records:
+        del record["virtual_seconds"]
+    with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
+        summarise([run], 0.4, x="virtual_seconds")

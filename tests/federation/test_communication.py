@@ -194,7 +194,6 @@ def test_clients_that_were_absent_catch_up_by_the_shorter_way() -> None:
                 missed = total + 1 - has[k]
                 fresh, catch_up = (fresh + 1, catch_up) if missed == 1 else (fresh, catch_up + min(missed, 2))
                 has[k] = total + 1
-        total += 1
         expected = {
             "theta": 8 * VECTOR if result.round == 1 else 0,
             "mean": fresh * VECTOR,
