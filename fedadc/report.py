@@ -280,24 +280,21 @@ def plot(
     percent = is_share(metric)
     places = {label: [positions(member, x) for member in members] for label, members in groups.items()}
     unit, size = _unit(x, [max(where.values()) for found in places.values() for where in found])
-    for index, (label, members) in enumerate(groups.items()):
+    drawn = []
+    for label, members in groups.items():
         points: dict[int, list[float]] = {}
         for member in members:
             for t, value in curve(member, metric):
                 points.setdefault(t, []).append(100 * value if percent else value)
         rounds = sorted(t for t, values in points.items() if len(values) == len(members))
         along = [statistics.mean(where[t] for where in places[label]) / size for t in rounds]
+        low, middle, high = ([f(points[t]) for t in rounds] for f in (min, statistics.mean, max))
+        drawn.append((label, along, low, middle, high))
+    for index, (label, along, low, middle, high) in enumerate(drawn):
         colour = COLOURS[index % len(COLOURS)]
         style = STYLES[index // len(COLOURS) % len(STYLES)]
-        axes.plot(
-            along,
-            [statistics.mean(points[t]) for t in rounds],
-            style,
-            color=colour,
-            lw=1.8,
-            label=_plain(shorten(label, 60)),
-        )
-        low, high = ([f(points[t]) for t in rounds] for f in (min, max))
+        twins = sum(_alike(along, a) and _alike(middle, m) for _, a, _, m, _ in drawn[index + 1 :])  # to lie upon it
+        axes.plot(along, middle, style, color=colour, lw=1.8 + 2.4 * twins, label=_plain(shorten(label, 60)))
         if not many:
             axes.fill_between(along, low, high, color=colour, alpha=0.13, lw=0)
     axes.set_xlabel(AXES[x].label + (f" ({unit})" if unit else ""))
@@ -313,6 +310,11 @@ def plot(
     if title:
         axes.set_title(_plain(title), loc="left", fontsize=11)
     save_png(figure, path)
+
+
+def _alike(these: Sequence[float], those: Sequence[float]) -> bool:
+    """Nobody could tell the curves apart."""
+    return len(these) == len(those) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(these, those, strict=True))
 
 
 def _plain(text: str) -> str:
