@@ -39,14 +39,18 @@ if TYPE_CHECKING:
     from fedadc.federation.schedule import Cosine, Exponential, Step
     from fedadc.federation.store import Storage
     from fedadc.methods import (
+        Ditto,
         FedAdagrad,
         FedAdam,
         FedADC,
         FedADCDouble,
         FedAvg,
         FedAvgM,
+        FedBABU,
         FedDyn,
+        FedPer,
         FedProx,
+        FedRep,
         FedYogi,
         LocalOnly,
         Method,
@@ -80,8 +84,8 @@ _HOME = {
     "federation.schedule": ("Cosine", "Exponential", "Step"),
     "federation.store": ("Storage",),
     "methods": (
-        "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedProx", "FedYogi",
-        "LocalOnly", "Method", "Scaffold", "SlowMo",
+        "Ditto", "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBABU", "FedDyn", "FedPer",
+        "FedProx", "FedRep", "FedYogi", "LocalOnly", "Method", "Scaffold", "SlowMo",
     ),
     "objectives": (
         "CrossEntropy", "GlobalDistillation", "ModelContrast", "NotTrueDistillation", "Objective", "RestrictedSoftmax",

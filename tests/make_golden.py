@@ -29,7 +29,7 @@ def figures(method: str) -> dict[str, Any]:
     return {
         "norm": float(moved.double().norm()),
         "train_loss": last["train_loss"],
-        "test_loss": last["test_loss"],
+        "test_loss": last["personal_loss" if METHODS.get(method, METHODS["fedavg"])().headless else "test_loss"],
         "cohort": last["cohort"],
     }
 
