@@ -73,11 +73,11 @@ class Method:
         return local.start
 
     def trained(self, local: Local) -> slice:
-        """The part of theta that the present step trains; `local.clip` bounds the gradient of this part."""
+        """The part of theta that a step moves: `local.clip` is for its gradient, and `correct` sees to the rest."""
         return slice(None)
 
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
-        """What a method adds to the gradient at theta."""
+        """What a method makes of the gradient at theta, clipped and decayed."""
         return g
 
     def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:

@@ -1,8 +1,8 @@
 """FedRep (Collins et al., ICML 2021, Algorithm 1): the head's steps with the body fixed, then the body's.
 
 As FedPer, with one part after the other. `head_share` is the head's share of a client's steps, whatever their number,
-and at least one is the body's. The authors' code counts epochs instead, and ends with a round in which all clients train
-their heads for at least 10 of them; here no round is special.
+and at least one is the body's. The authors' code counts epochs instead, and ends with a round in which all clients
+train their heads for at least 10 of them; here no round is special.
 """
 
 from __future__ import annotations
