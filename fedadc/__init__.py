@@ -44,14 +44,18 @@ if TYPE_CHECKING:
     from fedadc.federation.store import Storage
     from fedadc.federation.uplink import EightBit, Full, TopK
     from fedadc.methods import (
+        Ditto,
         FedAdagrad,
         FedAdam,
         FedADC,
         FedADCDouble,
         FedAvg,
         FedAvgM,
+        FedBABU,
         FedDyn,
+        FedPer,
         FedProx,
+        FedRep,
         FedYogi,
         LocalOnly,
         Method,
@@ -90,8 +94,8 @@ _HOME = {
     "federation.store": ("Storage",),
     "federation.uplink": ("EightBit", "Full", "TopK"),
     "methods": (
-        "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedProx", "FedYogi",
-        "LocalOnly", "Method", "Scaffold", "SlowMo",
+        "Ditto", "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBABU", "FedDyn", "FedPer",
+        "FedProx", "FedRep", "FedYogi", "LocalOnly", "Method", "Scaffold", "SlowMo",
     ),
     "objectives": (
         "CrossEntropy", "GlobalDistillation", "ModelContrast", "NotTrueDistillation", "Objective", "RestrictedSoftmax",

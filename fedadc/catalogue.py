@@ -65,10 +65,11 @@ def _of_method(name: str, method: Method) -> Entry:
     one = torch.zeros(1)
     kept = {**method.client_state(one), **objective.client_state(one)}
     times = (1 + len(method.tracked), 1 + len({*method.downlink, *objective.downlink})) if method.federated else (0, 0)
+    part = " body" if method.travels == "embed" else ""
     facts = {
         "paper": next((o.paper for o in owners if o.paper), ""),
-        "up": f"×{times[0]}",
-        "down": f"×{times[1]}",
+        "up": f"×{times[0]}{part}",
+        "down": f"×{times[1]}{part}",
         "client keeps": ", ".join(kept) or "–",
         "extra computation": ", ".join(o.computation for o in owners if o.computation) or "–",
     }

@@ -230,13 +230,13 @@ def experiment(
         choices = choose(plan, trials, out, diverged)
         write_choices(choices, plan.choose_by, out / "choices.json")
         runs = [run for choice in choices for run in choice.runs]
-        rows, picture = summarise(runs, plan.target, x=plan.x), out / "convergence.png"
+        rows, picture = summarise(runs, plan.target, plan.metric, plan.x), out / "convergence.png"
         if json:
             typer.echo(as_json(rows))
         else:
             comparison(rows, plan.title)
             choices_table(choices, plan.choose_by)
-        plot(runs, picture, title=plan.title, x=plan.x)
+        plot(runs, picture, plan.metric, plan.title, plan.x)
     if not json:
         say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
 

@@ -20,7 +20,7 @@ from fedadc.config import load_config
 from fedadc.durable import LOCK, PARTIAL, locked, packed, write_durably, write_text
 from fedadc.environment import ENVIRONMENT, Facts, changes_of, gone_on, read_facts, text_of
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
-from fedadc.evaluate import Metrics
+from fedadc.evaluate import JUDGED_BY, Metrics
 from fedadc.federation.rounds import Round
 from fedadc.federation.store import FILES as STATES
 from fedadc.identity import mark_of, require_same
@@ -157,8 +157,7 @@ class RunDirectory:
     @property
     def evaluated(self) -> bool:
         """Whether the last round was, as a last round should be."""
-        splits = self.plan.federation.examiner.splits
-        return not splits or f"{next(iter(splits))}_accuracy" in self.history[-1]
+        return not self.plan.federation.examiner.splits or any(name in self.history[-1] for name in JUDGED_BY)
 
     def amend(self, metrics: Metrics) -> None:
         """Add metrics to the last record: of a round that was not meant to be the last."""

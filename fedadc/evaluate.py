@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedadc.data.batches import Inputs
-from fedadc.data.dataset import Array, Samples
+from fedadc.data.dataset import Array, Clients, Samples
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.exact import exact
 from fedadc.federation.ensembling import Ensembles
@@ -22,6 +22,7 @@ from fedadc.models.flat import FlatModel
 from fedadc.rng import torch_seeded
 
 EXTRA_METRICS = ("top5", "macro_f1", "per_class")
+JUDGED_BY = ("validation_accuracy", "test_accuracy", "validation_personal_accuracy", "personal_accuracy")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ class Examiner:
             for start in range(0, len(samples), size)
         ]
 
-    def tally(self, theta: Tensor, cut: Cut) -> Tally:
-        x, y = self.inputs.gather(self.splits[cut.split], np.arange(cut.start, cut.stop))
+    def tally(self, theta: Tensor, cut: Cut, order: Array | None = None) -> Tally:
+        """On one cut of a split, or of its samples in another order."""
+        chosen = np.arange(cut.start, cut.stop) if order is None else order[cut.start : cut.stop]
+        x, y = self.inputs.gather(self.splits[cut.split], chosen)
         with torch_seeded(0, "evaluation", client=cut.start):  # of a model that is random even now
             logits = self.model.predict(theta, x)
         loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
@@ -93,7 +96,7 @@ class Examiner:
         of_split: dict[str, list[Tally]] = {split: [] for split in self.splits}
         for tally in tallies:
             of_split[tally.split].append(tally)
-        return {split: self._metrics(found) for split, found in of_split.items()}
+        return {split: self._metrics(found) for split, found in of_split.items() if found}
 
     def _metrics(self, tallies: Sequence[Tally]) -> Metrics:
         wanted, confusion = self.evaluation.metrics, sum(t.confusion for t in tallies)
@@ -138,24 +141,43 @@ class Evaluator:
     clients: int  # N
     examiner: Examiner
     measure: Callable[[Vector, Sequence[Cut]], Iterable[Tally]]  # an engine's
+    shares: Mapping[str, Clients] = field(default_factory=dict)  # of each split, whose samples are each client's own
 
     def __call__(self, state: RunState) -> Metrics:
-        """Metrics of the model by which a run is judged, and of its other ones with their names in front."""
-        if not self.method.federated:
-            return self._mean_of_clients(state)
-        metrics: Metrics = {}
-        for name, theta in models_of(self.method, self.ensembles, state).items():
+        """Metrics of the model by which a run is judged; of its other ones and of the clients' own, named in front."""
+        metrics: Metrics = {} if self.method.federated else self._mean_of_clients(state)
+        for name, theta in self._judged(state).items():
             prefix = f"{name}_" if metrics else ""
             metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
-        return metrics
+        return metrics | self.of_clients(state)
 
     def begun(self, state: RunState) -> Callable[[], Metrics]:
         """The same, to be asked for later: an engine may count in the meantime."""
-        models = models_of(self.method, self.ensembles, state)
+        models = self._judged(state)
         if len(models) != 1:
             return lambda: self(state)
         tallies = self.measure(next(iter(models.values())), self.examiner.cuts())
-        return lambda: self._named(tallies)
+        return lambda: self._named(tallies) | self.of_clients(state)
+
+    def _judged(self, state: RunState) -> dict[str, Vector]:
+        return {} if self.method.headless else models_of(self.method, self.ensembles, state)
+
+    def of_clients(self, state: RunState) -> Metrics:
+        """Over all samples of the clients' shares, each by the own model of the client whose it is."""
+        with exact():
+            splits = self.examiner.metrics(self._tallies_of_clients(state))
+        named = {f"{split}_personal_{name}": value for split, found in splits.items() for name, value in found.items()}
+        return {name.removeprefix("test_"): value for name, value in named.items()}
+
+    def _tallies_of_clients(self, state: RunState) -> Iterator[Tally]:
+        size = self.examiner.evaluation.batch_size
+        for split, shares in self.shares.items():
+            for client in np.flatnonzero(shares.sizes).tolist():
+                own = state.clients[client] if client in state.clients else self.method.client_state(state.theta)
+                theta = self.method.personal(state.theta, own)
+                first, end = shares.offsets[client : client + 2].tolist()
+                for start in range(first, end, size):
+                    yield self.examiner.tally(theta, Cut(split, start, min(start + size, end)), shares.indices)
 
     def _mean_of_clients(self, state: RunState) -> Metrics:
         """The mean over all clients of the metrics of their own models."""
@@ -201,7 +223,10 @@ def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:
 
 
 def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:
-    """End after the first round that reaches an accuracy: on validation data where there is some, else on test data."""
+    """End after the first round that reaches an accuracy: on validation data where there is some, else on test data.
+
+    Of the clients' own models, where there is no global one.
+    """
     for result in stream:
         yield result
         if reaches(result.metrics, accuracy):
@@ -209,5 +234,5 @@ def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:
 
 
 def reaches(metrics: Mapping[str, Any], accuracy: float | None) -> bool:
-    value = metrics.get("validation_accuracy", metrics.get("test_accuracy"))
+    value = next((metrics[name] for name in JUDGED_BY if name in metrics), None)
     return accuracy is not None and isinstance(value, float) and value >= accuracy

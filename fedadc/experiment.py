@@ -67,6 +67,11 @@ class Experiment:
             f"choose_by is {self.choose_by}, but settings are never chosen on test data; name a validation metric.",
         )
 
+    @property
+    def metric(self) -> str:
+        """What its table and its plot show: of the models by which settings are chosen."""
+        return "personal_accuracy" if self.choose_by.startswith("validation_personal_") else "test_accuracy"
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -99,7 +104,8 @@ def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
     experiment = schema.build(Experiment, tree)
     trials = list(_trials(experiment, schema))
     for trial in trials:
-        known = {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
+        method, measured = trial.config.method, {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
+        known = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalised}
         require(
             experiment.choose_by in {f"validation_{metric}" for metric in known},
             f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from fedadc.data.own import read_more
 from fedadc.errors import require
-from fedadc.evaluate import Metrics
+from fedadc.evaluate import JUDGED_BY, Metrics
 from fedadc.exact import resolve_device
 from fedadc.federation.store import Storage
 from fedadc.models.build import read_weights
 from fedadc.plan import prepare
-from fedadc.record import MODEL, model_file, model_in, read_run
+from fedadc.record import METRICS, MODEL, model_file, model_in, read_run
 
 log = logging.getLogger("fedadc")
 
@@ -28,6 +28,11 @@ def evaluate_run(
     require(
         (path / MODEL).is_file(),
         f"{path} has no {MODEL}: the run has not finished, or its method has no global model (local_only).",
+    )
+    judged = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
+    require(
+        "personal" not in judged,
+        f"{path} has no global model to evaluate: each client has a head of its own; see {judged} in {METRICS}.",
     )
     trained, rounds = model_in(path / MODEL)[1], recorded.records[-1]["round"]
     if trained not in (rounds, 0):  # 0: another's file

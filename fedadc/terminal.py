@@ -76,9 +76,9 @@ class _Lines:
 
 
 def _state(record: dict[str, Any]) -> str:
-    accuracy = record.get("test_accuracy")
-    if isinstance(accuracy, float):
-        return f"accuracy {100 * accuracy:5.1f} %"
+    for name, shown in (("personal_accuracy", "personal accuracy"), ("test_accuracy", "accuracy")):
+        if isinstance(accuracy := record.get(name), float):
+            return f"{shown} {100 * accuracy:5.1f} %"
     loss = record.get("train_loss")
     return f"loss {loss:.3f}" if isinstance(loss, float) else ""
 
@@ -94,8 +94,9 @@ class _Bar:
         self.progress.reset(self.task, completed=done)
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
-        if "test_accuracy" in record or not self.last.startswith("accuracy"):
-            self.last = _state(record)
+        state = _state(record)
+        if "accuracy" in state or "accuracy" not in self.last:
+            self.last = state
         self.progress.update(self.task, advance=1, description=what, state=self.last)
 
 

@@ -25,11 +25,11 @@ def figures(method: str) -> dict[str, Any]:
     result = run({**CONFIG, "method": method, "model": model})
     last = result.history[-1]
     first = last["cohort"][0]
-    moved = result.state.clients[first]["model"] if method == "local_only" else result.state.theta
+    moved = result.state.clients[first]["model"] if method in ("local_only", "ditto") else result.state.theta
     return {
         "norm": float(moved.double().norm()),
         "train_loss": last["train_loss"],
-        "test_loss": last["test_loss"],
+        "test_loss": last["personal_loss" if METHODS.get(method, METHODS["fedavg"])().headless else "test_loss"],
         "cohort": last["cohort"],
     }
 

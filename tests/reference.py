@@ -35,6 +35,11 @@ class Network:
         assert at == len(theta)
         return found
 
+    @property
+    def body(self) -> int:
+        """How many numbers come before the last layer's."""
+        return sum(a * b + b for a, b in pairwise(self.widths[:-1]))
+
     def outputs(self, theta: Array, x: Array) -> list[Array]:
         """The input and the output of every layer: the embedding at [-2], the logits at [-1]."""
         found = [x]
@@ -74,6 +79,7 @@ class Visit:
     server: State  # received
     own: State
     end: Array = field(init=False)
+    beside: Array = field(init=False)  # where its second model ends, for methods with one
 
     def logits(self, model: Array, x: Array) -> Array:
         return self.network.outputs(model, x)[-1]
@@ -222,11 +228,14 @@ class Method:
     serve: Callable[[Reports], tuple[Array, State]]
     server: dict[str, float] = field(default_factory=dict)  # the server's vectors, with what they are filled at first
     client: dict[str, float] = field(default_factory=dict)  # a client's
+    begin: Callable[[Visit], Array] = lambda visit: visit.theta
+    moving: Callable[[int, Visit], slice] = lambda step, visit: slice(None)  # what a step trains, all else frozen
     correction: Callable[[Array, Visit], Array | float] = lambda w, visit: 0.0
     after: Callable[[Visit], State] = lambda visit: {}  # the client's state
     beta_local: float = 0.0
     nesterov: bool = False
     phi: float | None = None
+    beside: Method | None = None  # how a client trains its second model, on the same batches
 
 
 def fedavg() -> Method:
@@ -278,7 +287,7 @@ def feddyn(*, alpha: float, alpha_by_size: bool = False) -> Method:
         h = r.server["h"] - alpha / r.clients * (ends - r.theta).sum(axis=0)
         return ends.mean(axis=0) - h / alpha, {"h": h}
 
-    return Method(serve, {"h": 0}, {"h": 0}, correction, after)
+    return Method(serve, {"h": 0}, {"h": 0}, correction=correction, after=after)
 
 
 def scaffold(*, server_lr: float = 1.0) -> Method:
@@ -293,7 +302,7 @@ def scaffold(*, server_lr: float = 1.0) -> Method:
         change = np.sum([after(visit)["c"] - visit.own["c"] for visit in r.visits], axis=0)
         return r.theta - server_lr * r.mean, {"c": r.server["c"] + change / r.clients}
 
-    return Method(serve, {"c": 0}, {"c": 0}, correction, after)
+    return Method(serve, {"c": 0}, {"c": 0}, correction=correction, after=after)
 
 
 def fedavgm(*, beta: float, server_lr: float = 1.0) -> Method:
@@ -327,7 +336,45 @@ def fedadagrad(*, beta1: float, tau: float, server_lr: float) -> Method:
 
 def local_only() -> Method:
     """Every client goes on from its own last model."""
-    return Method(lambda r: (r.theta, {}), after=lambda visit: {"model": visit.end})
+    return Method(lambda r: (r.theta, {}), begin=own_model, after=lambda visit: {"model": visit.end})
+
+
+def own_model(visit: Visit) -> Array:
+    return visit.own.get("model", visit.theta)
+
+
+def fedper() -> Method:
+    """The last layer is each client's own; the server averages all before it."""
+
+    def begin(visit: Visit) -> Array:
+        at = visit.network.body
+        return np.concatenate([visit.theta[:at], visit.own.get("head", visit.theta[at:])])
+
+    def serve(r: Reports) -> tuple[Array, State]:
+        at = r.visits[0].network.body
+        return np.concatenate([(r.theta - r.mean)[:at], r.theta[at:]]), {}
+
+    return Method(serve, begin=begin, after=lambda visit: {"head": visit.end[visit.network.body :]})
+
+
+def fedrep(*, head_share: float) -> Method:
+    """As FedPer; the head's steps come first, then those of the body, of which there is one at least."""
+
+    def moving(step: int, visit: Visit) -> slice:
+        heads = min(round(head_share * visit.steps), visit.steps - 1)
+        return slice(visit.network.body, None) if step < heads else slice(0, visit.network.body)
+
+    return replace(fedper(), moving=moving)
+
+
+def fedbabu() -> Method:
+    return replace(fedavg(), moving=lambda step, visit: slice(0, visit.network.body))
+
+
+def ditto(*, lam: float) -> Method:
+    """v minimises f_k(v) + λ/2‖v − θ_t‖²: FedProx's steps, from the last v on."""
+    near = replace(fedprox(mu=lam), begin=own_model)
+    return replace(fedavg(), beside=near, after=lambda visit: {"model": visit.beside})
 
 
 # Rounds
@@ -369,20 +416,24 @@ def start(problem: Problem, theta: Array) -> Run:
     return Run(theta, filled(problem.method.server, theta) | teaching(theta, {}, problem.objective.window), {})
 
 
-def local_round(problem: Problem, visit: Visit, x: Array, y: Integers, batches: list[Integers]) -> Array:
-    method, w, v = problem.method, visit.own.get("model", visit.theta), None
+def local_round(
+    problem: Problem, method: Method, visit: Visit, x: Array, y: Integers, batches: list[Integers]
+) -> Array:
+    w, v = method.begin(visit), None
     m_bar = method.beta_local * visit.server["m"] / visit.steps if method.beta_local else np.zeros_like(w)
-    for batch in batches:
+    for step, batch in enumerate(batches):
+        moves = np.zeros_like(w)
+        moves[method.moving(step, visit)] = 1
         at = w - visit.lr * m_bar if method.nesterov else w
-        g = problem.network.gradient(at, x[batch], problem.objective.loss(at, x[batch], y[batch], visit))
+        g = moves * problem.network.gradient(at, x[batch], problem.objective.loss(at, x[batch], y[batch], visit))
         if problem.clip is not None:
             g = g * min(1.0, problem.clip / np.sqrt((g**2).sum()))
-        g = g + problem.weight_decay * at + method.correction(at, visit)
+        g = g + moves * (problem.weight_decay * at + method.correction(at, visit))
         if v is None:
             v = g
         else:
             v = problem.momentum * v + g if method.phi is None else method.phi * v + (1 - method.phi) * g
-        w = w - visit.lr * (m_bar + v)
+        w = w - visit.lr * moves * (m_bar + v)
     return w
 
 
@@ -396,7 +447,9 @@ def next_round(problem: Problem, run: Run, lr: float, cohort: dict[int, list[Int
         own = run.clients.get(k, filled(method.client, run.theta))
         size = sizes[k] / sizes.mean()
         visit = Visit(problem.network, shares, size, len(batches), lr, run.theta, run.server, own)
-        visit.end = local_round(problem, visit, problem.x[k], problem.y[k], batches)
+        visit.end = local_round(problem, method, visit, problem.x[k], problem.y[k], batches)
+        if method.beside is not None:
+            visit.beside = local_round(problem, method.beside, visit, problem.x[k], problem.y[k], batches)
         visits.append(visit)
         after = method.after(visit) | ({"previous": visit.end} if objective.keeps_model else {})
         clients |= {k: after} if after else {}

@@ -86,7 +86,8 @@ def test_every_key_of_a_config_is_explained() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     nodes = {"": Config, "data.": DataConfig, "model.": ModelConfig, "local.": LocalWork, "cohort.": CohortConfig,
              "evaluate.": Evaluation, "stop.": StopConfig, "storage.": Storage, "faults.": Faults,
-             "checkpoint.": Checkpointing, "ensembles.": Ensembles, "communication.": Communication, "clock.": Clock}  # fmt: skip
+             "checkpoint.": Checkpointing, "ensembles.": Ensembles, "communication.": Communication,
+             "clock.": Clock}  # fmt: skip
     branches = {node.rstrip(".") for node in nodes} | {"folder", "options"}
     for node, cls in nodes.items():
         for field in dataclasses.fields(cls):

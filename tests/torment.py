@@ -43,6 +43,8 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
     "moon": {**CONTRASTING, **IN_FILES},
     "scaffold/moon": {"method": "scaffold", "objective": {"name": "model_contrast"}, **CONTRASTING, **FAULTY},
     "feddyn/fedgkd": {"method": "feddyn", "objective": {"name": "global_distillation"}, "checkpoint": {"every": 2}},
+    "fedper": {**IN_FILES, **FAULTY},
+    "ditto": {"checkpoint": {"every": 2}, "evaluate": {"every": 3, "overlap": True}},
     "local_only": {"evaluate": {"every": 20}},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from torch import nn
 from fedadc.data.batches import Augment, Inputs
 from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.data.partition import IID, Partition, deal
+from fedadc.data.shares import local_shares
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
@@ -99,7 +101,8 @@ class Federation:
             not augment or augment.crop <= min(data.input_shape[1:]),
             f"data.augment.crop is {augment.crop}, more than the images' {list(data.input_shape[1:])} pixels.",
         )
-        held = deal(data, partition_by, clients, seed if data_seed is None else data_seed)
+        self._data_seed = seed if data_seed is None else data_seed
+        held = deal(data, partition_by, clients, self._data_seed)
         self.cohort = _cohort_size(cohort, len(held))
         self._choose = self.selection.chooser(
             len(held),
@@ -170,7 +173,24 @@ class Federation:
 
     @property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.method, self.server.ensembles, len(self.clients), self.examiner, self.engine.measure)
+        shares = self._local_shares if self.method.personalised else {}
+        ensembles = self.server.ensembles
+        return Evaluator(self.method, ensembles, len(self.clients), self.examiner, self.engine.measure, shares)
+
+    @property
+    def local_tests(self) -> Clients:
+        """Each client's own share of the test samples, in the proportions of its training data."""
+        require("test" in self._local_shares, f"data {self.data.name} has no test samples to share out.")
+        return self._local_shares["test"]
+
+    @cached_property
+    def _local_shares(self) -> dict[str, Clients]:
+        """The same of each split that is not for training."""
+        counts = self.clients.class_counts(self.data.train.y, len(self.data.classes))
+        return {
+            name: local_shares(samples.y.numpy(), counts, generator(self._data_seed, f"local {name} shares"))
+            for name, samples in self.examiner.splits.items()
+        }
 
     def _check_states(self) -> None:
         """Method and objective keep their states side by side: no name may stand for two."""
@@ -184,7 +204,7 @@ class Federation:
         for name in averages.keys() & {*own, *self.method.objective.server_state(self._theta)}:
             raise FedadcError(f"the server's state has {name!r}, which is the name of an ensemble; rename it.")
         require(
-            self.method.federated or not averages,
+            (self.method.federated and not self.method.headless) or not averages,
             f"{type(self.method).__name__} has no global models over which {', '.join(averages)} could average.",
         )
 

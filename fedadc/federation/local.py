@@ -223,7 +223,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         g, loss = _gradient(method.objective, point, local)
         losses.setdefault(local.step, loss)  # the first, where a method asks for several
         if work.clip is not None:
-            g.mul_((work.clip / torch.linalg.vector_norm(g)).clamp(max=1))
+            g.mul_((work.clip / torch.linalg.vector_norm(g[method.trained(local)])).clamp(max=1))
         if work.weight_decay:
             g.add_(point, alpha=work.weight_decay)
         return momentum(vector_like(method.correct(g, point, local), g, f"{name}.correct"))

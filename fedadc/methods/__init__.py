@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from fedadc.methods.base import Method, RoundInfo, State, Vector
+from fedadc.methods.ditto import Ditto
 from fedadc.methods.fedadc import FedADC
 from fedadc.methods.fedadc_double import FedADCDouble
 from fedadc.methods.fedavg import FedAvg
 from fedadc.methods.fedavgm import FedAvgM
+from fedadc.methods.fedbabu import FedBABU
 from fedadc.methods.feddyn import FedDyn
 from fedadc.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedadc.methods.fedper import FedPer
 from fedadc.methods.fedprox import FedProx
+from fedadc.methods.fedrep import FedRep
 from fedadc.methods.local_only import LocalOnly
 from fedadc.methods.scaffold import Scaffold
 from fedadc.methods.slowmo import SlowMo
@@ -26,6 +30,10 @@ METHODS: dict[str, type[Method]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "ditto": Ditto,
     "local_only": LocalOnly,
 }
 PAIRS: dict[str, tuple[str, str]] = {  # name -> (method, objective)
@@ -39,14 +47,18 @@ PAIRS: dict[str, tuple[str, str]] = {  # name -> (method, objective)
 __all__ = [
     "METHODS",
     "PAIRS",
+    "Ditto",
     "FedADC",
     "FedADCDouble",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
     "FedDyn",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FedYogi",
     "LocalOnly",
     "Method",

@@ -46,9 +46,15 @@ class Method:
     computation: ClassVar[str] = ""  # beyond FedAvg's, in words
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
     tracked: ClassVar[tuple[str, ...]] = ()  # uploads of which `mean` has the plain sum / N, never weighted
+    travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down: "all" or "embed", the body
     federated: ClassVar[bool] = True  # False: nothing travels, and the clients' own models are what is evaluated
-    travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down; or "embed", all before the head
+    personalised: ClassVar[bool] = False  # True: clients have models of their own, evaluated on their own test shares
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
+
+    @property
+    def headless(self) -> bool:
+        """Whether only clients have a trained head: theta's is the initial one, so theta is a body and no model."""
+        return self.personalised and self.travels == "embed"
 
     def complete(self) -> Self:
         """With settings filled in that follow from others, as a run's config shows them."""
@@ -66,8 +72,12 @@ class Method:
         """Where a client starts."""
         return local.start
 
+    def trained(self, local: Local) -> slice:
+        """The part of theta that a step moves: `local.clip` is for its gradient, and `correct` sees to the rest."""
+        return slice(None)
+
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
-        """What a method adds to the gradient at theta."""
+        """What a method makes of the gradient at theta, clipped and decayed."""
         return g
 
     def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:
@@ -123,6 +133,16 @@ def canonical(state: State) -> State:
 def pair_of(value: Any, source: str) -> tuple[Any, Any]:
     require(isinstance(value, tuple) and len(value) == 2, f"{source} must return two values.")
     return value  # type: ignore[no-any-return]
+
+
+def require_body(federation: Federation, name: str) -> None:
+    """Refuse a model without a split into body and head, and one that is a head alone."""
+    body = federation.model.part("embed")
+    require(
+        body.stop > 0,
+        f"method {name} shares the body of a model, but {type(federation.model.module).__name__} has no parameters "
+        "before its head; choose another model.",
+    )
 
 
 def require_beta(name: str, value: float) -> None:

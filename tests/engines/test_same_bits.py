@@ -68,7 +68,7 @@ def test_so_it_is_with_other_data_and_models(changes: dict[str, Any], tmp_path: 
     assert files(config, tmp_path / "0", workers=0) == files(config, tmp_path / "3", workers=3)
 
 
-@pytest.mark.parametrize("method", ["fedadc", "feddyn", "local_only"])
+@pytest.mark.parametrize("method", ["fedadc", "feddyn", "local_only", "fedper", "ditto"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluating_while_the_next_round_trains_changes_nothing(method: str, workers: int, tmp_path: Path) -> None:
     config = {**CONFIG, "method": method, "evaluate": {"every": 2}}  # and the last

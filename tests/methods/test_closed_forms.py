@@ -21,14 +21,18 @@ from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.rounds import Round, RunState
 from fedadc.methods import (
+    Ditto,
     FedAdagrad,
     FedAdam,
     FedADC,
     FedADCDouble,
     FedAvg,
     FedAvgM,
+    FedBABU,
     FedDyn,
+    FedPer,
     FedProx,
+    FedRep,
     FedYogi,
     LocalOnly,
     Method,
@@ -115,6 +119,11 @@ def quadratics(
     method: Method, weight_decay: float = 0.0, cohort: int = CLIENTS, steps: int = STEPS, rounds: int = 100
 ) -> dict[str, np.ndarray]:
     """The evaluated models after training on full batches."""
+    state = trained_on_quadratics(method, weight_decay, cohort, steps, rounds)
+    return {name: v.numpy() for name, v in method.evaluated(state.theta, state.server).items()}
+
+
+def trained_on_quadratics(method: Method, weight_decay: float, cohort: int, steps: int, rounds: int) -> RunState:
     torch.manual_seed(0)
     federation = Federation(
         model=Logistic((FEATURES,), CLASSES).double(),
@@ -123,8 +132,7 @@ def quadratics(
         local=LocalWork(steps=steps, batch_size=int(SIZES.max()), lr=LR, weight_decay=weight_decay),
         cohort=cohort,
     )
-    state = list(federation.rounds(rounds))[-1].state
-    return {name: v.numpy() for name, v in federation.method.evaluated(state.theta, state.server).items()}
+    return list(federation.rounds(rounds))[-1].state
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -172,6 +180,23 @@ def test_drifting_methods_come_to_rest_elsewhere(method: Method, mu: float, weig
 def test_one_local_step_has_no_drift(method: Method, mu: float) -> None:
     assert distance(fixed_point(0.1, 1, mu), optimum(0.1)) < 1e-12
     assert distance(quadratics(method, 0.1, steps=1, rounds=150)["global"], optimum(0.1)) < 1e-10
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
+def test_dittos_own_models_come_to_rest_between_the_clients_optimum_and_the_global_model(
+    lam: float, weight_decay: float
+) -> None:
+    """v_k minimises f_k + lam/2 |v - theta|²: (A_k + lam I) v_k = B_k + lam theta, theta being where FedAvg rests."""
+    state = trained_on_quadratics(Ditto(lam=lam), weight_decay, CLIENTS, STEPS, rounds=400)
+    theta = fixed_point(weight_decay, STEPS)
+    assert distance(state.theta.numpy(), theta) < 1e-10
+    weights, bias = theta[:-CLASSES].reshape(CLASSES, FEATURES), theta[-CLASSES:]
+    pull = lam * np.vstack([weights.T, bias])
+    for k, (a, b) in enumerate(zip(*normal_equations(weight_decay), strict=True)):
+        rest = solved((a + lam * np.eye(FEATURES + 1))[None], (b + pull)[None])
+        assert distance(state.clients[k]["model"].numpy(), rest) < 1e-10
+        assert distance(rest, theta) > 1e-3
 
 
 # The napkin: one parameter, f = a/2 (theta - b)², from theta = 1 with lr = 1/4.
@@ -283,6 +308,20 @@ def test_fedprox() -> None:
     Mean delta (-1 + 11/8) / 2 = 3/16.
     """
     assert_state(napkin(FedProx(mu=0.5)).state, 1 - 3 / 16)
+
+
+def test_ditto_two_rounds() -> None:
+    """lam = 1/2. theta is FedAvg's; in round 1 v is FedProx's, mu = lam: 2 and -3/8. Then theta_t = 3/4.
+
+    Round 2, client 0: g = 2 - 5 + 1/2 (2 - 3/4) = -19/8, v = 2 + 19/32
+      client 1: g = -3/4 + 2 + 1/2 (-3/8 - 3/4) = 11/16, v = -3/8 - 11/64 = -35/64;
+                g = -35/32 + 2 + 1/2 (-35/64 - 3/4) = 33/128, v = -35/64 - 33/512
+    """
+    first, second = (napkin(Ditto(lam=0.5), rounds).state for rounds in (1, 2))
+    assert_state(first, 3 / 4)
+    assert own(first, "model") == pytest.approx([2, -3 / 8], abs=1e-14)
+    assert_state(second, napkin(FedAvg(), 2).state.theta.item())
+    assert own(second, "model") == pytest.approx([83 / 32, -313 / 512], abs=1e-14)
 
 
 def test_feddyn_two_rounds() -> None:
@@ -567,6 +606,47 @@ def test_model_contrast_pulls_towards_the_global_model(mu: float, tau: float) ->
     wrong = sigmoid(z[1] - z[0] - 2)  # the probability of class 1; the cross-entropy's gradient is (-wrong, wrong)
     expected_z = [z[0] - 2 * (-wrong - turn * math.sin(f)), z[1] - 2 * (wrong + turn * math.cos(f))]
     assert_vector(done.state.theta, [*expected_z, 1 + 2 * wrong, -1 - 2 * wrong])
+
+
+def on_the_plane(method: Method, steps: int) -> Federation:
+    """Clients with one sample each, of labels 0, 0 and 1; every step has lr = 2."""
+    work = LocalWork(steps=steps, batch_size=1, lr=2.0)
+    return Federation(model=Plane(), data=blind([0, 0, 1], owners=[0, 1, 2], classes=2), method=method, local=work)
+
+
+def test_fedper_two_rounds() -> None:
+    """Round 1: p = 1/2 each; clients 0 and 1 move z and b by (1, -1), client 2 by (-1, 1): the mean z is (4/3, 2/3).
+
+    Round 2: the logits of clients 0 and 1 are (4/3 + 1, 2/3 - 1), those of client 2 (4/3 - 1, 2/3 + 1). With p the
+    probability of the wrong class, sigmoid(-8/3) and sigmoid(-4/3), z and b move by 2p (1, -1) and -2p (1, -1).
+    """
+    first, second = (done.state for done in on_the_plane(FedPer(), steps=1).rounds(2))
+    assert_vector(first.theta, [4 / 3, 2 / 3, 0, 0])
+    assert [first.clients[k]["head"].tolist() for k in range(3)] == [[1, -1], [1, -1], [-1, 1]]
+    p, q = sigmoid(-8 / 3), sigmoid(-4 / 3)
+    shift = (4 * p - 2 * q) / 3
+    assert_vector(second.theta, [4 / 3 + shift, 2 / 3 - shift, 0, 0])
+    for k, b in ((0, 1 + 2 * p), (1, 1 + 2 * p), (2, -1 - 2 * q)):
+        assert_vector(second.clients[k]["head"], [b, -b])
+
+
+def test_fedrep_head_first() -> None:
+    """One step of b as above, then one of z at the logits (2, 0), or (0, 2): p = sigmoid(-2) is wrong."""
+    state = last_state(on_the_plane(FedRep(head_share=0.5), steps=2))
+    shift = 2 * sigmoid(-2) / 3
+    assert_vector(state.theta, [1 + shift, 1 - shift, 0, 0])
+    assert [state.clients[k]["head"].tolist() for k in range(3)] == [[1, -1], [1, -1], [-1, 1]]
+
+
+def test_fedbabu_body_alone() -> None:
+    """Two steps of z: to (2, 0), or (0, 2), and on by 2 sigmoid(-2)."""
+    state, shift = last_state(on_the_plane(FedBABU(), steps=2)), (1 + 2 * sigmoid(-2)) / 3
+    assert_vector(state.theta, [1 + shift, 1 - shift, 0, 0])
+    assert not state.clients
+
+
+def last_state(federation: Federation) -> RunState:
+    return list(federation.rounds(1))[-1].state
 
 
 # Centralised training.

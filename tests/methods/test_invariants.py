@@ -19,7 +19,7 @@ from fedadc.federation.local import Broadcast, LocalWork, Order
 from fedadc.federation.rounds import Round, RunState
 from fedadc.federation.schedule import Cosine
 from fedadc.federation.store import Storage
-from fedadc.methods import FedADC, FedAvg, FedDyn, FedYogi, LocalOnly, Method, Scaffold, State
+from fedadc.methods import Ditto, FedADC, FedAvg, FedDyn, FedPer, FedRep, FedYogi, LocalOnly, Method, Scaffold, State
 from fedadc.models import MLP
 from fedadc.objectives import GlobalDistillation, ModelContrast
 
@@ -31,6 +31,9 @@ STATEFUL: dict[str, Method] = {
     "scaffold": Scaffold(server_lr=0.8),
     "moon": FedAvg(objective=ModelContrast()),
     "local only": LocalOnly(),
+    "fedper": FedPer(),
+    "fedrep": FedRep(head_share=0.5),
+    "ditto and moon": Ditto(objective=ModelContrast()),
     "fedgkd": FedAvg(objective=GlobalDistillation(window=3)),
     "scaffold and moon": Scaffold(objective=ModelContrast()),
     "feddyn and fedgkd": FedDyn(objective=GlobalDistillation(window=3)),

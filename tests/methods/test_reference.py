@@ -18,14 +18,18 @@ from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.schedule import Exponential
 from fedadc.methods import (
+    Ditto,
     FedAdagrad,
     FedAdam,
     FedADC,
     FedADCDouble,
     FedAvg,
     FedAvgM,
+    FedBABU,
     FedDyn,
+    FedPer,
     FedProx,
+    FedRep,
     FedYogi,
     LocalOnly,
     Scaffold,
@@ -64,6 +68,10 @@ METHODS = {
     "fedadam": pair(FedAdam, reference.fedadam, beta1=0.8, beta2=0.9, tau=0.01, server_lr=0.1),
     "fedyogi": pair(FedYogi, reference.fedyogi, beta1=0.8, beta2=0.9, tau=0.01, server_lr=0.1),
     "fedadagrad": pair(FedAdagrad, reference.fedadagrad, beta1=0.4, tau=0.01, server_lr=0.1),
+    "fedper": pair(FedPer, reference.fedper),
+    "fedrep": pair(FedRep, reference.fedrep, head_share=0.6),
+    "fedbabu": pair(FedBABU, reference.fedbabu),
+    "ditto": pair(Ditto, reference.ditto, lam=0.3),
     "local_only": pair(LocalOnly, reference.local_only),
 }
 OBJECTIVES = {
@@ -87,7 +95,7 @@ WORK = {
         epochs=2, batch_size=4, lr=0.3, weight_decay=0.05, clip=0.5, momentum=0.6, schedule=Exponential(gamma=0.8)
     ),
 }
-WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly"}  # objectives for local_only
+WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly"}  # objectives that ask for none
 
 
 def weightings(method: str) -> list[str]:
@@ -95,7 +103,7 @@ def weightings(method: str) -> list[str]:
 
 
 def together(method: str, objective: str) -> bool:
-    return method != "local_only" or objective in WITHOUT_GLOBAL_MODEL
+    return method not in ("local_only", "fedper", "fedrep") or objective in WITHOUT_GLOBAL_MODEL
 
 
 class Match:
@@ -103,7 +111,7 @@ class Match:
 
     def __init__(self, method: str, objective: str = "cross_entropy", work: str = "all", weighting: Any = "uniform"):
         local = self.local = WORK[work]
-        if method in ("double", "scaffold"):  # they refuse local momentum
+        if method in ("double", "scaffold", "ditto"):  # they refuse local momentum
             local = self.local = replace(local, momentum=0.0)
         projection = {"projection": 6} if objective == "contrast" else {}
         (our_method, their_method), (our_objective, their_objective) = METHODS[method], OBJECTIVES[objective]
@@ -202,6 +210,9 @@ class EverySecond:
         ("feddyn by size", "cross_entropy"),
         ("scaffold", "cross_entropy"),
         ("local_only", "cross_entropy"),
+        ("fedper", "cross_entropy"),
+        ("fedrep", "cross_entropy"),
+        ("ditto", "contrast"),
         ("fedavg", "contrast"),
         ("feddyn", "contrast"),
         ("scaffold", "contrast"),

@@ -1,0 +1,34 @@
+"""FedBABU (Oh et al., ICLR 2022): the head stays as it was initialised, for good and everywhere; the body is trained.
+
+The global model, body and initial head, is a classifier like any other and a run is judged by it. Clients fine-tune it
+after the federated training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedadc.methods.base import Method, Vector, require_body
+
+if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
+    from fedadc.federation.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(Method):
+    """FedAvg of the body alone, under a head that nobody trains."""
+
+    paper: ClassVar[str] = "Oh et al., ICLR 2022"
+    travels: ClassVar[str] = "embed"
+
+    def check(self, federation: Federation) -> None:
+        require_body(federation, "fedbabu")
+
+    def trained(self, local: Local) -> slice:
+        return local.model.part("embed")
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        g[local.model.part("head")] = 0  # also what weight decay has put there
+        return g

@@ -1,0 +1,46 @@
+"""FedRep (Collins et al., ICML 2021, Algorithm 1): the head's steps with the body fixed, then the body's.
+
+As FedPer, with one part after the other. `head_share` is the head's share of a client's steps, whatever their number,
+and at least one is the body's. The authors' code counts epochs instead, and ends with a round in which all clients
+train their heads for at least 10 of them; here no round is special.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedadc.errors import require
+from fedadc.methods.base import Gradient, Vector
+from fedadc.methods.fedper import FedPer
+
+if TYPE_CHECKING:
+    from fedadc.federation.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(FedPer):
+    """A shared body, a head of each client's own, the head trained first."""
+
+    head_share: float = 0.9  # of a client's steps
+
+    paper: ClassVar[str] = "Collins et al., ICML 2021"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.head_share < 1, f"fedrep: head_share must lie in [0, 1), not {self.head_share}.")
+
+    def trained(self, local: Local) -> slice:
+        return local.model.part("head" if self._is_the_heads(local) else "embed")
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        g[local.model.part("embed" if self._is_the_heads(local) else "head")] = 0  # nor does momentum gather there
+        return g
+
+    def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:
+        part, g = self.trained(local), grad(theta)
+        theta[part].sub_(g[part], alpha=local.lr)  # the head's momentum is not zero in the body's steps
+        return theta
+
+    def _is_the_heads(self, local: Local) -> bool:
+        """Whether the present step is."""
+        return local.step < min(round(self.head_share * local.steps), local.steps - 1)
