@@ -270,13 +270,14 @@ def holdings_picture(found: Holdings, as_json: bool) -> None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Run directories among these paths or right below them."""
+    """Run directories among these paths or below them: an experiment's folder has a folder for each of its rows."""
     found: list[Path] = []
     for path in paths:
         if (path / "metrics.jsonl").is_file() or not path.is_dir():
             found.append(path)
             continue
-        below = sorted(p for p in path.iterdir() if (p / "metrics.jsonl").is_file())
+        below = sorted(f.parent for depth in ("*", "*/*") for f in path.glob(f"{depth}/metrics.jsonl"))
+        below = [p for p in below if p.parent not in below]  # one that waits to be replaced lies in its successor
         if not below:
             raise FedadcError(f"{path} is not a run directory and holds none.")
         found += below
