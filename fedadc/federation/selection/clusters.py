@@ -1,4 +1,8 @@
-"""Cohorts drawn across clusters of clients with similar labels (section IV-E)."""
+"""Cohorts drawn across clusters of clients with similar labels (section IV-E).
+
+Clusters give clients in proportion to their size. Equal shares would favour clients of small clusters, and unions by
+them were at times farther from uniform than those of uniform cohorts.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,14 @@ from fedadc.errors import require
 from fedadc.federation.selection.base import Chooser, Selection
 from fedadc.federation.selection.reports import Reports
 
-SAMPLE = 20_000  # clients among whom centres are sought
-ITERATIONS = 100
-CELLS = 2**20  # numbers compared with a centre at once
+SAMPLE = 5000  # clients among whom centres are sought
+STARTS, ITERATIONS = 8, 100  # of k-means
+CELLS = 2**17  # numbers compared with a centre at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clusters(Selection):
-    """As many clients from each cluster of similar label histograms as sizes allow, uniform within it (section IV-E).
-
-    A client of a small cluster takes part more often than one of a large cluster.
-    """
+    """A share of the cohort from each cluster of clients with similar labels; all equally often (section IV-E)."""
 
     reports: Reports = "histograms"  # what clients tell the server: samples of each class, or only which they hold
     count: int | None = field(default=None, metadata={"default": "cohort size"})  # of clusters, at most
@@ -49,37 +50,35 @@ class Clusters(Selection):
 
 
 def _across(size: int, clusters: list[Array], rng: np.random.Generator) -> Array:
-    shares = even_shares(size, np.array([len(members) for members in clusters]), rng)
-    return np.concatenate(
-        [rng.choice(m, n, replace=False, shuffle=False) for m, n in zip(clusters, shares, strict=True)]
-    )
+    """Systematic sampling: of all clients, cluster by cluster, those at equal distances from a random start.
 
-
-def even_shares(total: int, rooms: Array, rng: np.random.Generator) -> Array:
-    """How many each of some rooms takes, as evenly as they can; who takes one more is drawn."""
-    shares = np.zeros_like(rooms)
-    while left := total - int(shares.sum()):
-        free = np.flatnonzero(shares < rooms)
-        if left < len(free):
-            shares[rng.choice(free, left, replace=False)] += 1
-        else:
-            shares[free] = np.minimum(shares[free] + left // len(free), rooms[free])
-    return shares
+    So each client has the same chance, and each cluster its share, rounded down or up.
+    """
+    order = [clusters[i] for i in rng.permutation(len(clusters))]
+    ends = np.cumsum([len(members) for members in order])
+    marks = (rng.integers(ends[-1]) + ends[-1] * np.arange(size)) // size
+    shares = np.bincount(np.searchsorted(ends, marks, side="right"), minlength=len(order))
+    return np.concatenate([rng.choice(m, n, replace=False, shuffle=False) for m, n in zip(order, shares, strict=True)])
 
 
 def cluster_of(points: Array, count: int, rng: np.random.Generator) -> Array:
-    """The cluster of each point: Lloyd's algorithm from a k-means++ start; fewer where fewer points differ."""
+    """The cluster of each point: the best of some runs of k-means; fewer clusters where fewer points differ."""
     some = points if len(points) <= SAMPLE else points[rng.choice(len(points), SAMPLE, replace=False)]
-    centres = _spread_out(some, count, rng)
-    nearest = np.full(len(some), -1)
+    runs = [_lloyd(some, _spread_out(some, count, rng)) for _ in range(STARTS)]
+    return _nearest(points, min(runs, key=lambda centres: _nearest(some, centres)[1].sum()))[0]
+
+
+def _lloyd(points: Array, centres: Array) -> Array:
+    """Centres moved to the means of their points until those stay."""
+    nearest = np.full(len(points), -1)
     for _ in range(ITERATIONS):
-        before, nearest = nearest, _nearest(some, centres)
+        before, nearest = nearest, _nearest(points, centres)[0]
         if (nearest == before).all():
             break
         sizes = np.bincount(nearest, minlength=len(centres))
-        sums = np.stack([np.bincount(nearest, column, len(centres)) for column in some.T], axis=1)
+        sums = np.stack([np.bincount(nearest, column, len(centres)) for column in points.T], axis=1)
         centres = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centres)  # an empty one stays
-    return _nearest(points, centres)
+    return centres
 
 
 def _spread_out(points: Array, count: int, rng: np.random.Generator) -> Array:
@@ -92,14 +91,16 @@ def _spread_out(points: Array, count: int, rng: np.random.Generator) -> Array:
     return np.stack(centres)
 
 
-def _nearest(points: Array, centres: Array) -> Array:
-    """The first of the nearest centres of each point."""
-    nearest = np.empty(len(points), dtype=np.int64)
+def _nearest(points: Array, centres: Array) -> tuple[Array, Array]:
+    """The first of the nearest centres of each point, and how far that is, squared."""
+    nearest, apart = np.zeros(len(points), dtype=np.int64), np.full(len(points), np.inf)
     rows = max(1, CELLS // points.shape[1])
-    for begun in range(0, len(points), rows):
-        part = points[begun : begun + rows]
-        nearest[begun : begun + rows] = np.argmin([_squared(part, centre) for centre in centres], axis=0)
-    return nearest
+    for part in (slice(begun, begun + rows) for begun in range(0, len(points), rows)):
+        for i, centre in enumerate(centres):
+            squared = _squared(points[part], centre)
+            nearest[part] = np.where(squared < apart[part], i, nearest[part])
+            apart[part] = np.minimum(squared, apart[part])
+    return nearest, apart
 
 
 def _squared(points: Array, centre: Array) -> Array:
