@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedadc.federation.local import Local, LocalWork
     from fedadc.federation.rounds import Round, RunState
     from fedadc.federation.schedule import Cosine, Exponential, Step
+    from fedadc.federation.selection import Clusters, Covering, Selection, Uniform
     from fedadc.federation.store import Storage
     from fedadc.methods import (
         FedAdagrad,
@@ -78,6 +79,7 @@ _HOME = {
     "federation.local": ("Local", "LocalWork"),
     "federation.rounds": ("Round", "RunState"),
     "federation.schedule": ("Cosine", "Exponential", "Step"),
+    "federation.selection": ("Clusters", "Covering", "Selection", "Uniform"),
     "federation.store": ("Storage",),
     "methods": (
         "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedProx", "FedYogi",
