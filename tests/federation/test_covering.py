@@ -17,7 +17,7 @@ from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError
 from fedadc.federation.selection import Covering, sampling
 from fedadc.federation.selection.reports import Classes, Counts, Holdings, missing
-from fedadc.federation.selection.sampling import WARMER, acceptance, by_rejection, cohorts_of, looks, swapped
+from fedadc.federation.selection.sampling import COLDER, acceptance, by_rejection, cohorts_of, looks, swapped
 from fedadc.rng import generator
 
 CROSSED = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1]])  # only {0, 1} and {2, 3} cover
@@ -142,7 +142,7 @@ def test_the_default_steps_forget_the_worst_start(counts: Array, size: int, at_l
     rule = Covering()
     laws, steps = np.eye(len(all_cohorts(len(counts), size))), rule.steps_of(len(counts), size)
     for look in range(rule.looks):
-        moves, lacks = matrix(counts, size, at_least, rule.beta + WARMER * look)
+        moves, lacks = matrix(counts, size, at_least, rule.beta + COLDER * look)
         laws = laws @ np.linalg.matrix_power(moves, steps << look)
         assert from_uniform(laws, lacks) < 1e-6
 

@@ -13,7 +13,7 @@ FIRST, GROWTH = 64, 4  # cohorts that are drawn at once: few where most cover, t
 CELLS = 2**19  # numbers that are looked at at once: what a core's cache holds
 LOOP = 256  # larger cohorts are drawn one by one: comparing each member with each would take longer
 BLOCK = 256  # steps whose random numbers are drawn at once
-WARMER = 0.5  # added to beta after a look that found nothing; steps double
+COLDER = 0.5  # added to beta after a look that found nothing; steps double
 
 
 def cohorts_of(clients: int, size: int, rows: int, rng: np.random.Generator) -> Array:
@@ -71,7 +71,7 @@ def looks(
         for places, newcomers, dice in _randomness(known.clients, size, chains, steps << look, rng):
             proposed, allowed = swapped(cohorts, places, newcomers)
             would_lack = missing(known.lacking(proposed))
-            made = allowed & (dice < acceptance(lacks, would_lack, beta + WARMER * look))
+            made = allowed & (dice < acceptance(lacks, would_lack, beta + COLDER * look))
             cohorts, lacks = np.where(made, proposed, cohorts), np.where(made, would_lack, lacks)
         yield cohorts, lacks
 
