@@ -25,6 +25,7 @@ from fedadc.rng import generator
 CLASSES, DRAWS, COHORTS = 100, 1_000_000, 10
 CASES = [  # clients, samples of each on average, cohort
     *((1000, 50, size) for size in (12, 10, 9, 8, 7)),
+    (1000, 100, 10),
     *((1000, 250, size) for size in (10, 7)),
     (1_000_000, 50, 14),
 ]
@@ -70,7 +71,7 @@ def row(clients: int, samples: int, size: int) -> list[str]:
     ]  # fmt: skip
 
 
-def agreement(size: int, wanted: int = 2000) -> list[str]:
+def agreement(size: int, wanted: int = 1000) -> list[str]:
     """At each look, of chains and rejection with as many cohorts each."""
     known, rule = Classes.of(label_counts(1000, 50) > 0), Covering()
     rng = generator(0, "rejection")
