@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedadc.federation.local import Local, LocalWork
     from fedadc.federation.rounds import Round, RunState
     from fedadc.federation.schedule import Cosine, Exponential, Step
+    from fedadc.federation.selection import Clusters, Covering, Selection, Uniform
     from fedadc.federation.store import Storage
     from fedadc.federation.uplink import EightBit, Full, TopK
     from fedadc.methods import (
@@ -91,6 +92,7 @@ _HOME = {
     "federation.local": ("Local", "LocalWork"),
     "federation.rounds": ("Round", "RunState"),
     "federation.schedule": ("Cosine", "Exponential", "Step"),
+    "federation.selection": ("Clusters", "Covering", "Selection", "Uniform"),
     "federation.store": ("Storage",),
     "federation.uplink": ("EightBit", "Full", "TopK"),
     "methods": (

@@ -94,7 +94,9 @@ class Choice:
     runs: list[RecordedRun]  # none where all settings diverged
 
     def described(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.setting.items()) or "all diverged"
+        return ", ".join(f"{key} {value}" for key, value in self.setting.items()) or (
+            "as given" if self.runs else "all diverged"
+        )
 
 
 def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:

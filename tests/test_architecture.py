@@ -119,6 +119,17 @@ def test_engines_know_the_inner_loop_and_how_to_add_and_nothing_else_of_the_fede
         assert known <= {"fedadc.federation.local", "fedadc.federation.aggregate"}, f"{module} imports {sorted(known)}"
 
 
+def test_selection_sees_labels_and_no_training_and_only_the_outer_loop_sees_selection() -> None:
+    selection = "fedadc.federation.selection"
+    inside = {module for module in FILES if module.startswith(selection)}
+    for module in inside:
+        assert ours(module) <= inside | {"fedadc.data.dataset", "fedadc.errors"}, module
+        assert "torch" not in imports(module), module
+    outside = {module for module in FILES if module not in inside and ours(module) & inside}
+    loop = {"fedadc.federation.rounds", "fedadc.federation.federation"}
+    assert outside == loop | {"fedadc.config", "fedadc.catalogue"}
+
+
 def test_the_leaf_rooms_use_torch_numpy_and_the_standard_library_only() -> None:
     import sys
 

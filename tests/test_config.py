@@ -15,6 +15,7 @@ from fedadc.config import Config, load_config
 from fedadc.data.partition import PARTITIONS
 from fedadc.errors import FedadcError
 from fedadc.federation.schedule import SCHEDULES
+from fedadc.federation.selection import SELECTIONS
 from fedadc.methods import METHODS, PAIRS
 from fedadc.objectives import OBJECTIVES
 from fedadc.plan import prepare
@@ -81,6 +82,7 @@ ENTRIES = [
     *(("objective", name) for name in OBJECTIVES),
     *(("data.partition", name) for name in PARTITIONS),
     *(("local.schedule", name) for name in SCHEDULES),
+    *(("cohort.selection", name) for name in SELECTIONS),
 ]
 
 

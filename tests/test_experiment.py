@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import yaml
 from fedadc.config import load_config
 from fedadc.errors import FedadcError
 from fedadc.experiment import Trial, check_rows, choose, read_experiment, run_trials, unfinished
+from fedadc.federation.selection import SELECTIONS, Uniform
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.presets import PRESETS
 from fedadc.record import read_run
 from fedadc.report import final
+from fedadc.tree import read_yaml
 
 SMALL: dict[str, Any] = {
     "title": "small",
@@ -166,6 +169,7 @@ def test_a_row_whose_settings_all_diverge_is_told_and_the_others_stand(tmp_path:
     plan, trials = read_experiment(written(tmp_path, tree))
     average, none = choose(plan, trials, tmp_path / "out", train(trials, tmp_path / "out"))
     assert average.runs and not none.runs and none.described() == "all diverged"
+    assert replace(average, setting={}).described() == "as given"  # a row without a grid
 
 
 def test_a_folder_that_cannot_be_written_is_no_divergence(tmp_path: Path) -> None:
@@ -220,7 +224,22 @@ def test_the_shipped_experiment_is_valid_and_has_every_method() -> None:
     assert len(trials) == len(plan.runs) * 12 * 3
 
 
-@pytest.mark.parametrize("path", [p for p in EXPERIMENTS.glob("*.yaml") if p.stem != "digits"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", ["data-aware", "data-aware-cifar10"])
+def test_the_shipped_selections_are_compared_with_all_else_equal(name: str) -> None:
+    plan, trials = read_experiment(EXPERIMENTS / f"{name}.yaml")
+    assert len(plan.runs) % 3 == 0 and len(trials) == len(plan.runs) * len(plan.seeds)
+    for start in range(0, len(plan.runs), 3):
+        labels = list(plan.runs)[start : start + 3]
+        first = [next(t.config for t in trials if t.label == label) for label in labels]
+        assert [type(c.cohort.selection) for c in first] == list(SELECTIONS.values())
+        alike = [replace(c, label=None, cohort=replace(c.cohort, selection=Uniform())) for c in first]
+        assert alike[0] == alike[1] == alike[2]
+
+
+CONFIGS = [p for p in EXPERIMENTS.glob("*.yaml") if "runs" not in read_yaml(p)]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_shipped_configs_take_every_preset(path: Path, preset: str) -> None:
     assert load_config(path, presets=[preset]).rounds == 500

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedadc.errors import require
 
 Array = np.ndarray  # of any type; the checks below say which
+COUNTED = 10_000  # clients whose labels are counted at once: a million have small temporaries too
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,14 @@ class Clients:
 
     def class_counts(self, y: Tensor, classes: int) -> Array:
         """How many samples of each class each client holds, [clients, classes]."""
-        owner = np.repeat(np.arange(len(self)), self.sizes)
-        labels = y.numpy()[self.indices]
-        return np.bincount(owner * classes + labels, minlength=len(self) * classes).reshape(len(self), classes)
+        counts = np.empty((len(self), classes), dtype=np.int32 if len(self.indices) < 2**31 else np.int64)
+        labels, sizes = y.numpy(), self.sizes
+        for begun in range(0, len(self), COUNTED):
+            part = slice(begun, min(begun + COUNTED, len(self)))
+            owner = np.repeat(np.arange(part.stop - begun), sizes[part])
+            cells = owner * classes + labels[self.indices[self.offsets[begun] : self.offsets[part.stop]]]
+            counts[part] = np.bincount(cells, minlength=(part.stop - begun) * classes).reshape(-1, classes)
+        return counts
 
 
 @dataclass(frozen=True)

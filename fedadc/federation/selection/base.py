@@ -25,8 +25,8 @@ class Selection:
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:
         """How cohorts of `size` of so many clients are drawn.
 
-        The function can be pickled, as all of a federation. `label_counts()` is how many samples of each class each client holds, [clients, classes]; `rng` is for what is
-        drawn once for all rounds.
+        The function can be pickled, as all of a federation. `label_counts()` is how many samples of each class each
+        client holds, [clients, classes]; `rng` is for what is drawn once for all rounds.
         """
         raise NotImplementedError
 
@@ -41,9 +41,6 @@ class Uniform(Selection):
 
 def _uniform(clients: int, size: int, rng: np.random.Generator) -> Array:
     return rng.choice(clients, size=size, replace=False, shuffle=False)
-
-
-SELECTIONS: dict[str, type[Selection]] = {"uniform": Uniform}
 
 
 def cohort_of(chosen: Array, clients: int, size: int, source: str) -> Array:
