@@ -282,7 +282,8 @@ def test_a_setting_that_some_runs_lack_keeps_them_apart(write: Write, clips: tup
 @pytest.mark.parametrize(
     ("x", "at"),
     [("round", [1, 2, 3]), ("bytes", [700, 1400, 2100]), ("bytes_up", [200, 400, 600]),
-     ("bytes_down", [500, 1000, 1500]), ("virtual_seconds", [40, 80, 120]), ("seconds", [2, 4, 6]), ("samples", [30, 60, 90])],
+     ("bytes_down", [500, 1000, 1500]), ("virtual_seconds", [40, 80, 120]), ("seconds", [2, 4, 6]),
+     ("samples", [30, 60, 90])],
 )  # fmt: skip
 def test_progress_can_be_measured_by_anything_that_was_recorded(x: str, at: list[float], write: Write) -> None:
     run = write([0.2, 0.6, 0.9])

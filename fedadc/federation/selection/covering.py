@@ -67,7 +67,8 @@ class Covering(Selection):
         if exists is False:
             reason = "a complete search found none"
         every = "all classes" if self.at_least == 1 else f"{self.at_least} samples of every class"
-        require(reason is None, f"no cohort of {size} clients holds {every}: {reason}; {ADVICE}.")
+        advice = ADVICE if reason is None or not reason.startswith("no client") else "use selection uniform"
+        require(reason is None, f"no cohort of {size} clients holds {every}: {reason}; {advice}.")
         if self.at_least == 1:
             return partial(_choose, self, held, size, "though there is one" if exists else UNPROVEN)
         return partial(_choose, self, Counts.of(counts, self.at_least), size, UNPROVEN)
