@@ -224,7 +224,7 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
             style,
             color=colour,
             lw=1.8,
-            label=_plain(shorten(label, 60)),
+            label=plain(shorten(label, 60)),
         )
         low, high = ([f(points[t]) for t in rounds] for f in (min, max))
         if not many:
@@ -240,11 +240,11 @@ def plot(runs: Sequence[RecordedRun], path: Path, metric: str = "test_accuracy",
     else:
         axes.legend(frameon=False, loc="best")
     if title:
-        axes.set_title(_plain(title), loc="left", fontsize=11)
+        axes.set_title(plain(title), loc="left", fontsize=11)
     save_png(figure, path)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """As it stands: matplotlib takes what is between dollars for a formula."""
     return text.replace("$", r"\$")
 

@@ -129,6 +129,27 @@ def npz(path: Path, test: Path | None = None) -> Dataset:
     return from_arrays(*train, held, owners=owners, test_owners=held_by, name=path.name)
 
 
+def npz_like(path: Path, like: Dataset) -> Dataset:
+    """An .npz with the classes and the kind of numbers of a data set that is known."""
+    arrays = read_npz(path)
+
+    def samples(*endings: str) -> Samples:
+        found = samples_like(like.classes, *_pair(arrays, path, endings), path.name)
+        number = like.train.x.dtype
+        both = found.x.is_floating_point() and number.is_floating_point
+        return Samples(found.x.to(number), found.y) if both else found
+
+    train = samples("", "_train")
+    test = samples("_test") if {"x_test", "y_test"} & arrays.keys() else None
+    owners, test_owners = (
+        None if ids is None else _owners(ids, 0 if part is None else len(part), path.name)
+        for ids, part in ((arrays.get("client"), train), (arrays.get("client_test"), test))
+    )
+    return Dataset(
+        path.name, train, like.classes, test, None, like.normalisation, owners=owners, test_owners=test_owners
+    )
+
+
 def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pair:
     for ending in endings:
         if f"x{ending}" in arrays and f"y{ending}" in arrays:
