@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -268,9 +269,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained_run: Path, tmp_path: Path) -> Path:
-    """A copy of its own: hard links would do, but for what is overwritten."""
-    import shutil
-
+    """A copy of its own."""
     return Path(shutil.copytree(trained_run, tmp_path / "digits"))
 
 
@@ -399,7 +398,8 @@ def archive(path: Path, seed: int, clients: int = 4, **more: Any) -> Path:
     y = np.where(rng.random(len(who)) < 0.7, who % 3, rng.integers(0, 3, len(who)))
     y[:3] = [0, 1, 2]
     x = rng.normal(size=(len(who), 5)).astype(np.float32) + y[:, None]
-    np.savez(path, **{"x": x, "y": y, "client": who} | more)
+    arrays = {"x": x, "y": y, "client": who} | more
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     return path
 
 
@@ -467,6 +467,7 @@ def test_data_dealt_anew_by_a_yaml_file(run: Path, tmp_path: Path, caplog: pytes
         (lambda p: archive(p, 1, clients=9), "names the client 4, 5, 6, which the run does not have"),
         (lambda p: archive(p, 1, y=np.arange(120) % 5), "label .* does not occur in training"),
         (lambda p: archive(p, 1, x=np.zeros((120, 6))), r"holds \[6\] torch.float64 of 3 classes, but .* \[5\]"),
+        (lambda p: archive(p, 1, client=None), "does not say which client holds what"),
         (lambda p: archive(p, 1, client=np.arange(7)), "7 client ids do not match 120 labels"),
         (lambda p: p.with_suffix(".txt").write_text("a") and p.with_suffix(".txt"), "should be .npz or .yaml"),
         (lambda p: p.with_suffix(".yaml").write_text("rounds: 3") and p.with_suffix(".yaml"), "has no `data`"),
@@ -490,10 +491,8 @@ def test_a_table_with_clients_that_have_changed(tmp_path: Path) -> None:
     def table(name: str, flip: bool) -> Path:
         lines = ["a,kind,site,y"]
         for _ in range(120):
-            a, site = rng.normal(), "ns"[rng.integers(2)]
-            lines.append(
-                f"{a:.6f},{'pq'[rng.integers(2)]},{site},{'yes' if (a > 0) != (flip and site == 'n') else 'no'}"
-            )
+            a, site, kind = rng.normal(), "ns"[rng.integers(2)], "pq"[rng.integers(2)]
+            lines.append(f"{a:.6f},{kind},{site},{'yes' if (a > 0) != (flip and site == 'n') else 'no'}")
         (tmp_path / name).write_text("\n".join(lines) + "\n")
         return tmp_path / name
 

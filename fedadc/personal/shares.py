@@ -71,17 +71,21 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
     require(file.is_file(), f"--data: there is no file {file}.")
     anew = file.suffix.lower() in (".yaml", ".yml")
     now, clients, natural = (_dealt_anew if anew else _of_file)(file, plan, before.names, data_dir)
-    is_like = now.train.x.shape[1:] == before.train.x.shape[1:] and now.train.x.dtype == before.train.x.dtype
-    known = plan.federation.data.classes
-    require(
-        is_like and now.classes == known,
-        f"{file} holds {list(now.input_shape)} {now.train.x.dtype} of {len(now.classes)} classes, but the model was "
-        f"trained on {list(before.train.x.shape[1:])} {before.train.x.dtype} of {len(known)} classes"
-        f"{' with other names' if is_like and len(known) == len(now.classes) else ''}.",
-    )
     after = _shared_out(now, clients, before.names, natural, plan.config)
     _warn_of_known(after.test, before.train, file)
     return after
+
+
+def _require_like(file: Path, now: Dataset, known: Dataset) -> None:
+    """Refuse samples that the model cannot be given, and classes that it does not know."""
+    shapes, kinds = ([list(d.input_shape) for d in (now, known)], [d.train.x.dtype for d in (now, known)])
+    alike = shapes[0] == shapes[1] and kinds[0] == kinds[1]
+    others = " with other names" if alike and len(now.classes) == len(known.classes) else ""
+    require(
+        alike and now.classes == known.classes,
+        f"{file} holds {shapes[0]} {kinds[0]} of {len(now.classes)} classes, but the model was trained on {shapes[1]} "
+        f"{kinds[1]} of {len(known.classes)} classes{others}.",
+    )
 
 
 def _dealt_anew(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | None) -> tuple[Dataset, Clients, bool]:
@@ -91,6 +95,7 @@ def _dealt_anew(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path |
     own = isinstance(node, Mapping) and "name" not in node  # some settings of the run's own data
     folder = plan.config.folder if own else file.resolve().parent
     config, data = load_data(load_config(overlay(plan.config.tree(), {"data": node}), folder=folder), data_dir)
+    _require_like(file, data, plan.federation.data)
     clients = deal(data, config.data.partition, config.data.clients, _seed(config))
     require(len(clients) == len(names), f"{file} deals to {len(clients)} clients, but the run has {len(names)}.")
     return data, clients, isinstance(config.data.partition, Natural)
@@ -107,6 +112,7 @@ def _of_file(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | No
     else:
         require(file.suffix.lower() == ".npz", f"--data: {file.name} should be .npz or .yaml (.csv after a csv run).")
         now = npz_like(file, plan.federation.data)
+    _require_like(file, now, plan.federation.data)
     require(now.owners is not None, f"{file} does not say which client holds what: it needs client ids.")
     assert now.owners is not None
     strange = sorted({str(i) for i in np.unique(now.owners)} - set(names))
