@@ -119,6 +119,12 @@ def test_engines_know_the_inner_loop_and_how_to_add_and_nothing_else_of_the_fede
         assert known <= {"fedadc.federation.local", "fedadc.federation.aggregate"}, f"{module} imports {sorted(known)}"
 
 
+def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> None:
+    known = {room(m) for m in ours("fedadc.personal.calibrate")}
+    assert known == {"errors", "data", "models", "methods", "objectives", "federation"}
+    assert {room(m) for m in ours("fedadc.personal.results")} == {"data"}
+
+
 def test_the_leaf_rooms_use_torch_numpy_and_the_standard_library_only() -> None:
     import sys
 

@@ -33,6 +33,7 @@ from fedadc.personal.subject import client_numbers
 from fedadc.plan import prepare
 from test_cli import contents
 
+EXPERIMENTS = Path(__file__).parent.parent / "experiments" / "personal"
 WORK = LocalWork(epochs=2, batch_size=4, lr=0.1, weight_decay=0.01, momentum=0.5, clip=0.8)
 DIGITS: dict[str, Any] = {
     "rounds": 3,
@@ -530,3 +531,10 @@ def test_another_model_of_the_run_is_calibrated_by_its_name(tmp_path: Path) -> N
     state, server = personal_state_dict(tmp_path / "run", 2), load_file(tmp_path / "run/model-server.safetensors")
     assert torch.equal(state["layers.0.weight"], server["layers.0.weight"])
     assert not torch.equal(state["layers.0.weight"], load_file(tmp_path / "run/model.safetensors")["layers.0.weight"])
+
+
+def test_the_experiment_of_the_docs_can_be_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fedadc.run(EXPERIMENTS / "digits.yaml", ["rounds=1"], out=tmp_path / "run")
+    result = personalize(tmp_path / "run", data=EXPERIMENTS / "changed.yaml", clients="0-4")
+    assert [row.moment for row in result.rows] == ["before", "after", "recalibrated"]
+    assert not caplog.records  # no test sample was trained on

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedadc.personal.results import Row
-from fedadc.report import COLOURS, plain, save_png
+from fedadc.report import COLOURS, STYLES, plain, save_png
 
 DRAWN = 400  # points of a row, at most
 
@@ -36,7 +36,8 @@ def plot_gains(rows: Sequence[Row], path: Path) -> None:
         order = np.argsort(gain, kind="stable")
         share = 100 * (np.arange(len(gain)) + 0.5) / len(gain)
         shown = np.unique(np.linspace(0, len(gain) - 1, min(DRAWN, len(gain))).astype(int))
-        axes.plot(share, gain[order], color=colour, lw=1.2, alpha=0.7)
+        style = STYLES[index % len(STYLES)]  # rows often lie on each other
+        axes.plot(share, gain[order], style, color=colour, lw=1.5)
         axes.scatter(
             share[shown],
             gain[order][shown],
