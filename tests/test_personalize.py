@@ -27,9 +27,9 @@ from fedadc.models import CNN, MLP
 from fedadc.personal.calibrate import REGULARIZERS, Calibration, calibrated, part_of
 from fedadc.personal.folder import personal_state_dict
 from fedadc.personal.personalize import personalize
+from fedadc.personal.request import client_numbers
 from fedadc.personal.results import Count, Row, table_rows
 from fedadc.personal.shares import shares_of
-from fedadc.personal.subject import client_numbers
 from fedadc.plan import prepare
 from test_cli import contents
 
@@ -352,6 +352,26 @@ def test_what_stands_there_is_replaced_only_when_asked_for_and_only_if_it_is_our
     with pytest.raises(FedadcError, match=r"holds notes\.txt, which is no part of one"):
         personalize(run, overwrite=True)
     assert not list(run.glob("*.part"))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(run)
+
+    def full(files: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedadc.personal.folder.write_all_durably", full)
+    with pytest.raises(FedadcError, match=r"cannot write to .*personal \(No space left on device\)"):
+        personalize(run, regularizers="prox")
+    assert contents(run) == before and not list(run.glob("personal*"))
+
+
+def test_several_runs_are_looked_at_before_any_is_written(run: Path, tmp_path: Path) -> None:
+    cut = Path(shutil.copytree(run, tmp_path / "cut"))
+    (cut / "model.safetensors").unlink()
+    with pytest.raises(FedadcError, match=r"cut has no model\.safetensors"):
+        personalize([run, cut])
+    assert not (run / "personal").exists()
 
 
 def test_a_run_with_personal_models_can_go_on_and_be_replaced(run: Path) -> None:

@@ -126,9 +126,8 @@ class Desk(Workplace):
 
 def calibrated(part: Part, place: Workplace, client: int, own: Samples, work: LocalWork, method: Method) -> Vector:
     """The part of a client's model after local work on its own samples, as the part sees them."""
-    desk = Desk(
-        part.model, method, work, own, place.clients, place.classes, part.inputs, part.augment, place.seed
-    )  # fmt: skip
+    seen = part.inputs, part.augment
+    desk = Desk(part.model, method, work, own, place.clients, place.classes, *seen, place.seed)
     steps = int(count_steps(np.array([len(own)]), work.batch_size, work.steps, work.epochs)[0])
     report = local_update(desk, Broadcast(ROUND, work.lr, part.start, {}), Order(client, steps))
     if not report.finite:

@@ -11,8 +11,9 @@ from fedadc.errors import require
 from fedadc.exact import exact, resolve_device
 from fedadc.personal.folder import PICTURE, SUMMARY, TABLE, PersonalFolder, check_place
 from fedadc.personal.picture import plot_gains
+from fedadc.personal.request import Request
 from fedadc.personal.results import Row, as_csv
-from fedadc.personal.subject import Request, Watcher, subject_of
+from fedadc.personal.subject import Watcher, file_of, subject_of
 from fedadc.record import RecordedRun, read_run
 
 
@@ -43,6 +44,8 @@ def personalize(
     require(not unknown, f"personalize has no argument {', '.join(unknown)}.")
     if asked.get("data") is not None:
         asked["data"] = Path(asked["data"])
+    if isinstance(asked.get("regularizers"), str):
+        asked["regularizers"] = [asked["regularizers"]]
     request = Request(**asked)
     paths = [Path(p) for p in ([runs] if isinstance(runs, str | Path) else runs)]
     require(bool(paths), "there is no run to personalize.")
@@ -52,12 +55,13 @@ def personalize(
     configs = [run.config() for run in recorded]
     for config in configs:
         request.calibration(config)
+    files = [file_of(run, config, request.model) for run, config in zip(recorded, configs, strict=True)]
     places = [request.place(path) if out is None else Path(out) for path in paths]
     for place in places:
         check_place(place, overwrite)
     result = Personalisation()
-    for run, config, label, place in zip(recorded, configs, _labels(recorded), places, strict=True):
-        subject = subject_of(run, config, label, request, data_dir, resolve_device(device))
+    for run, config, file, label, place in zip(recorded, configs, files, _labels(recorded), places, strict=True):
+        subject = subject_of(run, config, file, label, request, data_dir, resolve_device(device))
         with PersonalFolder.written(place, subject.round) as folder, exact():
             rows = subject.measured(folder, watch)
             folder.keep_texts({TABLE: as_csv(rows), SUMMARY: subject.summary(rows)})

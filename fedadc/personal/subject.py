@@ -1,4 +1,4 @@
-"""A run whose clients are to have models of their own: what was asked for, how they are made, what they get right."""
+"""A run whose clients are to have models of their own: how they are made, and what they get right."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from fedadc.methods import FedAvg, Method
 from fedadc.methods.base import Vector
 from fedadc.models.build import read_weights
 from fedadc.objectives import CrossEntropy
-from fedadc.personal.calibrate import Calibration, Layers, Part, calibrated, part_of, usual_work
-from fedadc.personal.folder import NAME, PersonalFolder
+from fedadc.personal.calibrate import Calibration, Part, calibrated, part_of
+from fedadc.personal.folder import PersonalFolder
+from fedadc.personal.request import Request, client_numbers
 from fedadc.personal.results import Count, Row
 from fedadc.personal.shares import Shares, changed_shares, shares_of
 from fedadc.plan import Plan, prepare
@@ -34,32 +35,6 @@ from fedadc.record import METRICS, RecordedRun, model_in, saved_model
 
 Watcher = Callable[[str, int], None]  # called after every client with the run and how many clients there are
 Models = dict[str, Vector]  # a client's own, by regularizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What was asked for, the same for all runs."""
-
-    clients: str | Sequence[int] | None = None  # e.g. "0-9,12"; None: all
-    regularizers: Sequence[str] = ("none",)
-    layers: Layers = "head"
-    model: str | None = None  # NAME of model-NAME.safetensors; None: the model by which the run is judged
-    data: Path | None = None  # what the clients hold now
-    epochs: int = 2
-    lr: float | None = None  # None: the run's local.lr
-    mu: float | None = None
-    lam: float | None = None
-
-    def calibration(self, config: Config) -> Calibration:
-        given = {name: value for name in ("mu", "lam") if (value := getattr(self, name)) is not None}
-        work = usual_work(config.local, self.epochs, self.lr)
-        calibration = Calibration(work=work, layers=self.layers, **given)
-        for regularizer in self.regularizers:
-            calibration.method(regularizer)  # if it is one
-        return calibration
-
-    def place(self, run: Path) -> Path:
-        return run / (NAME if self.data is None else f"{NAME}-{self.data.stem}")
 
 
 @dataclass(frozen=True)
@@ -161,38 +136,29 @@ class Subject:
         return json.dumps(tree, indent=2) + "\n"
 
 
-def client_numbers(asked: str | Sequence[int] | None, clients: int) -> list[int]:
-    """The numbers that a text such as 0-9,12 means, in order and each once."""
-    if asked is None:
-        return list(range(clients))
-    found: set[int] = set()
-    for word in asked.split(",") if isinstance(asked, str) else asked:
-        first, dash, last = str(word).strip().partition("-")
-        right = first.isdecimal() and (last.isdecimal() if dash else True)
-        require(right, f"--clients: {str(word)[:40]!r} is not a client number or a range such as 0-9.")
-        low, high = int(first), int(last or first)
-        require(low <= high, f"--clients: {word} begins after its end.")
-        require(high < clients, f"--clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")
-        found |= set(range(low, high + 1))
-    return sorted(found)
-
-
 def keeps_models(method: Method) -> bool:
     """Whether a method has personal models of its own."""
     return type(method).personal is not Method.personal
 
 
+def file_of(run: RecordedRun, config: Config, name: str | None) -> Path | None:
+    """The model that a run's clients start from; None where its method keeps their models."""
+    return None if keeps_models(config.method) else saved_model(run, name)
+
+
 def subject_of(
-    run: RecordedRun, config: Config, label: str, request: Request, data_dir: str | Path | None, device: str
+    run: RecordedRun,
+    config: Config,
+    file: Path | None,
+    label: str,
+    request: Request,
+    data_dir: str | Path | None,
+    device: str,
 ) -> Subject:
     folder = data_dir or text_of(read_facts(run.path), "data_dir")
     place = None if folder is None else Path(folder)
     config = replace(config, storage=Storage())
-    own = keeps_models(config.method)
-    round, file = 0, None
-    if not own:
-        file = saved_model(run, request.model)
-        round = model_in(file)[1]
+    if file is not None:  # what else the run was is of no account
         config = replace(
             config, model=replace(config.model, weights=None), method=FedAvg(), objective=CrossEntropy(),
             cohort=CohortConfig(), faults=Faults(),
@@ -209,7 +175,8 @@ def subject_of(
         name = None if judged is None else saved_model(run).name
     else:
         federation.load_state_dict(read_weights(file), str(file))
-        part, name = part_of(federation, federation.start().theta, request.layers), file.name
+        part, round = part_of(federation, federation.start().theta, request.layers), model_in(file)[1]
+        name = file.name
     return Subject(label, round, name, request, plan, part, models, calibration, shares, after)
 
 
