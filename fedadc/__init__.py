@@ -72,6 +72,8 @@ if TYPE_CHECKING:
         RestrictedSoftmax,
         SelfConfidence,
     )
+    from fedadc.personal.folder import personal_state_dict
+    from fedadc.personal.personalize import Personalisation, personalize
     from fedadc.runner import RunResult, resume, run
 
 # fmt: off
@@ -103,6 +105,8 @@ _HOME = {
         "CrossEntropy", "GlobalDistillation", "ModelContrast", "NotTrueDistillation", "Objective", "RestrictedSoftmax",
         "SelfConfidence",
     ),
+    "personal.folder": ("personal_state_dict",),
+    "personal.personalize": ("Personalisation", "personalize"),
     "runner": ("RunResult", "resume", "run"),
 }
 # fmt: on

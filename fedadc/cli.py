@@ -261,6 +261,64 @@ def evaluate(
     metrics_table(found, json)
 
 
+@app.command()
+def personalize(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    clients: Annotated[str | None, typer.Option(help="Which, e.g. 0-9,12 (else all).")] = None,
+    regularizer: Annotated[list[str] | None, typer.Option(help="none, prox or confidence; may be repeated.")] = None,
+    layers: Annotated[str, typer.Option(help="What is tuned: head (the classifier) or all.")] = "head",
+    model: Annotated[str | None, typer.Option(help="NAME of a model-NAME.safetensors (else the judged one).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="What the clients hold now: .npz, .csv, or .yaml with a `data` node.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over a client's own data.")] = 2,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (else the run's local.lr).")] = None,
+    mu: Annotated[float | None, typer.Option(help="Of prox (else 0.01).")] = None,
+    lam: Annotated[float | None, typer.Option(help="Of confidence (else 0.35).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the results (else RUN/personal).")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="A picture of all runs together.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that stand in the way.")] = False,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Give every client of a run its own model, tuned on its own data, and measure it on its own test share."""
+    from fedadc.processes import import_torch
+
+    import_torch()
+    from fedadc.personal.personalize import personalize as personalize_runs
+    from fedadc.personal.picture import plot_gains
+    from fedadc.personal.results import as_json
+    from fedadc.terminal import personal_table, progress_of_clients, say
+
+    with progress_of_clients() as watch:
+        result = personalize_runs(
+            runs,
+            clients=clients,
+            regularizers=regularizer or ["none"],
+            layers=layers,
+            model=model,
+            data=data,
+            epochs=epochs,
+            lr=lr,
+            mu=mu,
+            lam=lam,
+            out=out,
+            overwrite=overwrite,
+            data_dir=data_dir,
+            device=device,
+            watch=watch,
+        )
+    if plot_file is not None:
+        plot_gains(result.rows, plot_file)
+    if json:
+        typer.echo(as_json(result.rows))
+        return
+    personal_table(result.rows)
+    for folder in [*result.folders, *([plot_file] if plot_file is not None else [])]:
+        say(f"written: {folder}")
+
+
 @app.command("list")
 def list_table(
     what: Annotated[str, typer.Argument(help="methods, objectives, presets, datasets, models, ...")],

@@ -25,6 +25,7 @@ from fedadc.federation.rounds import Round
 from fedadc.federation.store import FILES as STATES
 from fedadc.identity import mark_of, require_same
 from fedadc.interrupts import held_back
+from fedadc.personal.folder import is_personal
 from fedadc.plan import Plan
 from fedadc.record import CONFIG, METRICS, MODEL, model_facts, model_file, model_in, record_of
 
@@ -312,7 +313,7 @@ def held_in(path: Path) -> list[Path]:
 
 def _is_of_a_run(file: Path) -> bool:
     if file.is_dir():
-        return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS
+        return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS or is_personal(file)
     plain, half_a_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
     return plain in (*FILES, LOCK) or file.match(half_a_model) or file.name == model_file(model_in(file)[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fedadc.evaluate import reaches
 from fedadc.federation.rounds import Round
 from fedadc.tree import parse_yaml
 
+log = logging.getLogger("fedadc")
 CONFIG, METRICS, MODEL = "config.yaml", "metrics.jsonl", "model.safetensors"
 
 
@@ -38,6 +40,21 @@ def model_in(file: Path) -> tuple[str, int]:
             return name, int(round) if round.isdecimal() else 0
     except (SafetensorError, OSError):
         return "", 0
+
+
+def saved_model(run: RecordedRun, name: str | None = None) -> Path:
+    """The file of the model by which a run is judged, or of another one of its models."""
+    file = run.path / (MODEL if name is None else model_file(name))
+    if name is None:
+        why = "the run has not finished, or its method has no global model (local_only)"
+    else:
+        others = [f.stem.removeprefix("model-") for f in sorted(run.path.glob(model_file("*")))]
+        why = f"the run has no model of that name beside its own; it has {', '.join(others) or 'none'}"
+    require(file.is_file(), f"{run.path} has no {file.name}: {why}.")
+    trained, rounds = model_in(file)[1], run.records[-1]["round"]
+    if trained not in (rounds, 0):  # 0: another's file
+        log.warning("%s is of round %d, but %s has come to round %d", file, trained, run.path, rounds)
+    return file
 
 
 def record_of(result: Round) -> dict[str, Any]:

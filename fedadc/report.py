@@ -294,7 +294,7 @@ def plot(
         colour = COLOURS[index % len(COLOURS)]
         style = STYLES[index // len(COLOURS) % len(STYLES)]
         twins = sum(_alike(along, a) and _alike(middle, m) for _, a, _, m, _ in drawn[index + 1 :])  # to lie upon it
-        axes.plot(along, middle, style, color=colour, lw=1.8 + 2.4 * twins, label=_plain(shorten(label, 60)))
+        axes.plot(along, middle, style, color=colour, lw=1.8 + 2.4 * twins, label=plain(shorten(label, 60)))
         if not many:
             axes.fill_between(along, low, high, color=colour, alpha=0.13, lw=0)
     axes.set_xlabel(AXES[x].label + (f" ({unit})" if unit else ""))
@@ -308,7 +308,7 @@ def plot(
     else:
         axes.legend(frameon=False, loc="best")
     if title:
-        axes.set_title(_plain(title), loc="left", fontsize=11)
+        axes.set_title(plain(title), loc="left", fontsize=11)
     save_png(figure, path)
 
 
@@ -317,7 +317,7 @@ def _alike(these: Sequence[float], those: Sequence[float]) -> bool:
     return len(these) == len(those) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(these, those, strict=True))
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """As it stands: matplotlib takes what is between dollars for a formula."""
     return text.replace("$", r"\$")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,7 @@ from fedadc.exact import resolve_device
 from fedadc.federation.store import Storage
 from fedadc.models.build import read_weights
 from fedadc.plan import prepare
-from fedadc.record import METRICS, MODEL, model_file, model_in, read_run
-
-log = logging.getLogger("fedadc")
+from fedadc.record import METRICS, model_file, read_run, saved_model
 
 
 def evaluate_run(
@@ -25,18 +22,12 @@ def evaluate_run(
     """Metrics per split, or on `other`, of the model by which the run is judged, and of its other ones by name."""
     recorded = read_run(path)
     config = recorded.config(without=("method", "objective"))  # a user's own may be gone; a model needs neither
+    by = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
     require(
-        (path / MODEL).is_file(),
-        f"{path} has no {MODEL}: the run has not finished, or its method has no global model (local_only).",
+        "personal" not in by,
+        f"{path} has no global model to evaluate: each client has a head of its own; see {by} in {METRICS}.",
     )
-    judged = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
-    require(
-        "personal" not in judged,
-        f"{path} has no global model to evaluate: each client has a head of its own; see {judged} in {METRICS}.",
-    )
-    trained, rounds = model_in(path / MODEL)[1], recorded.records[-1]["round"]
-    if trained not in (rounds, 0):  # 0: another's file
-        log.warning("%s is of round %d, but %s has come to round %d", path / MODEL, trained, path, rounds)
+    judged = saved_model(recorded)
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
     data = config.data
     if other is not None and data.name == "csv":  # a table is read with the columns of the training table
@@ -57,7 +48,7 @@ def evaluate_run(
         splits = {other.name: samples}
     beside = {f"{f.stem.removeprefix('model-')} ": f for f in sorted(path.glob(model_file("*")))}
     found: dict[str, Metrics] = {}
-    for prefix, file in {"": path / MODEL, **beside}.items():
+    for prefix, file in {"": judged, **beside}.items():
         federation.load_state_dict(read_weights(file), str(file))
         examiner = replace(federation.examiner, splits=splits)
         found |= {prefix + name: metrics for name, metrics in examiner(federation.start().theta).items()}

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from fedadc.errors import FedadcError
 from fedadc.evaluate import Metrics
 from fedadc.experiment import Choice
 from fedadc.holdings import Holdings
+from fedadc.personal.results import Row
+from fedadc.personal.results import table_rows as personal_rows
 from fedadc.report import Summary, table_rows
 from fedadc.runner import RunResult
 
@@ -153,6 +155,21 @@ def progress_of_trials(trials: int) -> Iterator[Callable[[str, dict[str, Any]], 
 
 
 @contextmanager
+def progress_of_clients() -> Iterator[Callable[[str, int], None]]:
+    """A bar for each run, one after another."""
+    bars: dict[str, _Lines | _Bar] = {}
+    with ExitStack() as shown:
+
+        def watch(run: str, clients: int) -> None:
+            if run not in bars:
+                shown.close()
+                bars[run] = shown.enter_context(_bar(clients, "clients"))
+            bars[run].advance(run, {})
+
+        yield watch
+
+
+@contextmanager
 def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
     if not err.is_terminal:
         yield None
@@ -192,6 +209,23 @@ def comparison(rows: Sequence[Summary], title: str) -> None:
     table = Table(title=title, title_justify="left", caption=note, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+
+
+def personal_table(rows: Sequence[Row]) -> None:
+    headings, cells = personal_rows(rows)
+    caption = (
+        "accuracy in % on each client's own test share: mean (± std) over clients, and over all their samples, global "
+        "→ personal; gained, lost: % of clients"
+    )
+    without = max(row.figures().clients - row.figures().tested for row in rows)
+    if without:
+        caption += f"; {without} clients without a test sample are left out"
+    table = Table(caption=caption, caption_justify="left")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)

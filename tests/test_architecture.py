@@ -130,6 +130,12 @@ def test_selection_sees_labels_and_no_training_and_only_the_outer_loop_sees_sele
     assert outside == loop | {"fedadc.config", "fedadc.catalogue"}
 
 
+def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> None:
+    known = {room(m) for m in ours("fedadc.personal.calibrate")}
+    assert known == {"errors", "data", "models", "methods", "objectives", "federation"}
+    assert {room(m) for m in ours("fedadc.personal.results")} == {"data"}
+
+
 def test_the_leaf_rooms_use_torch_numpy_and_the_standard_library_only() -> None:
     import sys
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from fedadc.plan import load_data
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json", "checkpoints"}
-KEYS = ["round", "lr", "train_loss", "test_accuracy", "test_loss", "cohort", "bytes_up", "bytes_down", "seconds"]
+KEYS = ["round", "lr", "train_loss", "test_accuracy", "test_loss", "cohort", "samples", "bytes_up", "bytes_down",
+        "ledger", "seconds"]
 SMALL = {
     "rounds": 3,
     "data": {"name": "digits", "clients": 10, "partition": {"name": "sort", "labels_per_client": 2}},
@@ -574,3 +576,51 @@ def test_dollars_in_a_label_are_dollars(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", r"label='$\frac{$'", "--out", "a"))
     fine(call("compare", "a", "--plot", "c.png"))
     assert (tmp_path / "c.png").read_bytes().startswith(PNG)
+
+
+# --- personalize -----------------------------------------------------------------------------------------------------
+
+
+def test_personalize_prints_a_table_that_fits_and_leaves_a_folder_and_a_picture(call: Call) -> None:
+    call("run", "small.yaml", "label=a run with quite a long label", "--out", "a", "--workers", 0)
+    call("run", "small.yaml", "method=local_only", "--out", "b", "--workers", 0)
+    answer = call("personalize", "a", "b", "--regularizer", "none", "--regularizer", "prox", "--plot", "both.png")
+    text = fine(answer)
+    assert max(map(len, text.splitlines())) <= 80 and "a/personal" in text and "b/personal" in text
+    assert "10/10 clients" in answer.err  # progress
+    figures = json.loads(fine(call("personalize", "a", "--json", "--overwrite")))[0]
+    shown = f"{100 * figures['personal_mean']:.1f} ± {100 * figures['personal_std']:.1f}"
+    both = f"{100 * figures['global_cumulative']:.1f} → {100 * figures['personal_cumulative']:.1f}"
+    assert shown in text and both in text and figures["clients"] == figures["tested"] == 10
+    assert Path("both.png").read_bytes().startswith(PNG) and Path("b/personal/personal.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "there is no run directory nowhere"),
+        (["a"], "a/personal is there already"),
+        (["a", "--clients", "8-12", "--overwrite"], "there is no client 12"),
+        (["a", "--lr", "nan", "--overwrite"], "lr must be positive"),
+        (["a", "--data", "none.npz"], "there is no file none.npz"),
+        (["a", "b", "--out", "c"], "--out is for one run"),
+        (["a", "a"], "twice"),
+        (["unfinished"], "has no model.safetensors: the run has not finished"),
+    ],
+)
+def test_personalize_refuses_in_one_sentence(call: Call, personal: Path, words: list[str], message: str) -> None:
+    before = contents(personal)
+    answer = call("personalize", *words)
+    assert answer.code == 2 and message in answer.err and answer.err.count("\n") == 1
+    assert contents(personal) == before
+
+
+@pytest.fixture
+def personal(call: Call, tmp_path: Path) -> Path:
+    """Runs a, with personal models, b, and one that was cut short."""
+    call("run", "small.yaml", "--out", "a", "rounds=1", "--workers", 0)
+    shutil.copytree("a", "b")
+    shutil.copytree("a", "unfinished")
+    Path("unfinished/model.safetensors").unlink()
+    call("personalize", "a", "--clients", 0)
+    return tmp_path

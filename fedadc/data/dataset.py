@@ -110,11 +110,16 @@ class Dataset:
     normalisation: Normalisation = Normalisation()
     owners: Array | None = None  # natural federation: the client id of every training sample, any type
     notes: tuple[str, ...] = ()  # what a loader did that a user should know
+    test_owners: Array | None = None  # the client id of every test sample, where it is known
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.")
         require(0 not in self.input_shape, f"data {self.name}: samples of shape {list(self.input_shape)} are empty.")
         require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.")
+        require(
+            self.test_owners is None or (self.test is not None and len(self.test_owners) == len(self.test)),
+            f"data {self.name}: the client ids of test samples do not match them.",
+        )
         for split, samples in self.splits().items():
             bad = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))
             require(

@@ -24,10 +24,12 @@ def from_arrays(
     test: Pair | None = None,
     *,
     owners: Any = None,
+    test_owners: Any = None,
     name: str = "arrays",
     normalisation: Normalisation | None = None,
 ) -> Dataset:
-    """A data set from inputs and labels; `owners` is the client id of every training sample.
+    """A data set from inputs and labels; `owners` is the client id of every training sample, `test_owners` of every
+    test sample.
 
     uint8 inputs are images and are scaled to [0, 1]; all others are taken as they are. Labels may be integers or
     strings; the classes are those that occur in training, sorted.
@@ -42,7 +44,9 @@ def from_arrays(
     samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
     names = tuple(str(c) for c in classes)
     held = None if test is None else samples_like(names, *test, name)
-    return Dataset(name, samples, names, held, normalisation=normalisation, owners=owners)
+    if test_owners is not None:
+        test_owners = _owners(test_owners, 0 if held is None else len(held), name)
+    return Dataset(name, samples, names, held, normalisation=normalisation, owners=owners, test_owners=test_owners)
 
 
 def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
@@ -62,25 +66,37 @@ def from_clients(
     clients: Sequence[Pair],
     test: Pair | None = None,
     *,
+    tests: Sequence[Pair] | None = None,
     name: str = "clients",
     normalisation: Normalisation | None = None,
 ) -> Dataset:
-    """A natural federation: one pair of inputs and labels per client."""
+    """A natural federation: one pair of inputs and labels per client; `tests` has its own test pair of each."""
     require(len(clients) > 0, "from_clients needs at least one client.")
-    inputs = [_inputs(x, name, f"client {k}'s") for k, (x, _) in enumerate(clients)]
-    labels = [_labels(y, name) for _, y in clients]
+    require(test is None or tests is None, "from_clients takes `test` for all or `tests` of each, not both.")
+    x, y, owners = _joined(clients, name, "")
+    empty = np.bincount(owners, minlength=len(clients)) == 0
+    require(not empty.any(), f"client {int(empty.argmax())} has 0 inputs and 0 labels; it needs at least one.")
+    test_owners = None
+    if tests is not None:
+        counts = f"{len(tests)} test pairs for {len(clients)} clients"
+        require(len(tests) == len(clients), f"from_clients has {counts}; it needs one of each.")
+        held_x, held_y, test_owners = _joined(tests, name, "test ")
+        test = held_x, held_y
+    return from_arrays(x, y, test, owners=owners, test_owners=test_owners, name=name, normalisation=normalisation)
+
+
+def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array, Array]:
+    """The inputs and labels of all clients, and whose they are."""
+    inputs = [_inputs(x, name, f"client {k}'s {part}".strip()) for k, (x, _) in enumerate(pairs)]
+    labels = [_labels(y, name) for _, y in pairs]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
-        require(
-            len(x) == len(y) > 0, f"client {k} has {len(x)} inputs and {len(y)} labels; it needs the same, above 0."
-        )
+        require(len(x) == len(y), f"client {k} has {len(x)} {part}inputs and {len(y)} labels; it needs the same.")
         require(
             x.shape[1:] == inputs[0].shape[1:] and x.dtype == inputs[0].dtype,
-            f"client {k}'s inputs are {list(x.shape[1:])} {x.dtype}, client 0's {list(inputs[0].shape[1:])} "
+            f"client {k}'s {part}inputs are {list(x.shape[1:])} {x.dtype}, client 0's {list(inputs[0].shape[1:])} "
             f"{inputs[0].dtype}.",
         )
-    owners = np.repeat(np.arange(len(clients)), [len(y) for y in labels])
-    x, y = torch.cat(inputs), np.concatenate(labels)
-    return from_arrays(x, y, test, owners=owners, name=name, normalisation=normalisation)
+    return torch.cat(inputs), np.concatenate(labels), np.repeat(np.arange(len(pairs)), [len(y) for y in labels])
 
 
 def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = "dataset") -> Dataset:
@@ -101,14 +117,37 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
 
 
 def npz(path: Path, test: Path | None = None) -> Dataset:
-    """your own arrays: x, y, and where you have them x_test, y_test, client"""
+    """your own arrays: x, y, and where you have them x_test, y_test, client, client_test"""
     arrays = read_npz(path)
-    held = None
+    held, held_by = None, arrays.get("client_test")
     if test is not None:
-        held = _pair(read_npz(test), test, ("", "_test"))
+        more = read_npz(test)
+        held, held_by = _pair(more, test, ("", "_test")), more.get("client" if "x" in more else "client_test")
     elif {"x_test", "y_test"} & arrays.keys():
         held = _pair(arrays, path, ("_test",))
-    return from_arrays(*_pair(arrays, path, ("", "_train")), held, owners=arrays.get("client"), name=path.name)
+    train, owners = _pair(arrays, path, ("", "_train")), arrays.get("client")
+    return from_arrays(*train, held, owners=owners, test_owners=held_by, name=path.name)
+
+
+def npz_like(path: Path, like: Dataset) -> Dataset:
+    """An .npz with the classes and the kind of numbers of a data set that is known."""
+    arrays = read_npz(path)
+
+    def samples(*endings: str) -> Samples:
+        found = samples_like(like.classes, *_pair(arrays, path, endings), path.name)
+        number = like.train.x.dtype
+        both = found.x.is_floating_point() and number.is_floating_point
+        return Samples(found.x.to(number), found.y) if both else found
+
+    train = samples("", "_train")
+    test = samples("_test") if {"x_test", "y_test"} & arrays.keys() else None
+    owners, test_owners = (
+        None if ids is None else _owners(ids, 0 if part is None else len(part), path.name)
+        for ids, part in ((arrays.get("client"), train), (arrays.get("client_test"), test))
+    )
+    return Dataset(
+        path.name, train, like.classes, test, None, like.normalisation, owners=owners, test_owners=test_owners
+    )
 
 
 def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pair:

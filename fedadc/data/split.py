@@ -35,8 +35,7 @@ def hold_out(data: Dataset, share: float, part: str, seed: int) -> Dataset:
     train, held = np.flatnonzero(~mask), np.flatnonzero(mask)
     owners = None if data.owners is None else data.owners[train]
     split = replace(data, train=data.train.take(train), owners=owners)
-    return (
-        replace(split, test=data.train.take(held))
-        if part == "test"
-        else replace(split, validation=data.train.take(held))
-    )
+    if part == "validation":
+        return replace(split, validation=data.train.take(held))
+    held_by = None if data.owners is None else data.owners[held]
+    return replace(split, test=data.train.take(held), test_owners=held_by)

@@ -13,7 +13,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -93,14 +93,15 @@ def table(
     require(bool(used), f"{path} has no column left beside label and client.")
     columns = [_column(path, name, values[name], scale or {}) for name in used]
     x, labels = _features(path, columns, values), _labels(values[label], path)
-    held, text = None, labels.dtype.kind == "U"
+    held, held_by, text = None, None, labels.dtype.kind == "U"
     if test is not None:
         more = _read(test)
         missing = [n for n in [label, *used] if n not in more]
         require(not missing, f"{test} lacks the column {', '.join(missing)}.")
         held = _features(test, columns, more), _labels(more[label], test, text=text)
+        held_by = _texts(more[client], test, "client") if client in more else None
     owners = None if client is None else _texts(values[client], path, "client")
-    data = from_arrays(x, labels, held, owners=owners, name=path.name)
+    data = from_arrays(x, labels, held, owners=owners, test_owners=held_by, name=path.name)
     notes = [c.describe(values[c.name]) for c in columns]
     wide = [c.name for c in columns if c.categories is None and not c.scaled and _is_wide(values[c.name])]
     if wide:
@@ -108,7 +109,7 @@ def table(
             f"{', '.join(wide)} reaches beyond ±10 and is not scaled: training may be slow or diverge; give "
             f"data.scale, e.g. {{{wide[0]}: [centre, spread]}}"
         )
-    return Dataset(data.name, data.train, data.classes, data.test, owners=data.owners, notes=tuple(notes))
+    return replace(data, notes=tuple(notes))
 
 
 def _read(path: Path) -> dict[str, list[str]]:

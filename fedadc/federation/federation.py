@@ -292,8 +292,11 @@ class Federation:
 
     def models(self, state: RunState) -> dict[str, dict[str, torch.Tensor]]:
         """The state dicts of all models of a state by name, first the one by which its run is judged."""
-        vectors = models_of(self.method, self.server.ensembles, state)
-        return {name: self.model.state_dict(vector) for name, vector in vectors.items()}
+        return {name: self.model.state_dict(vector) for name, vector in self.vectors(state).items()}
+
+    def vectors(self, state: RunState) -> dict[str, torch.Tensor]:
+        """The same as flat vectors."""
+        return models_of(self.method, self.server.ensembles, state)
 
 
 def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, device: torch.device, seed: int) -> Inputs:

@@ -70,7 +70,7 @@ class Dense:
 def dense_layers(module: nn.Module) -> list[Layer]:
     """The layers of a module that is such a chain and nothing else, all of it trained; of any other, none."""
     kind: Any = type(module)
-    steps: list[nn.Module] = []
+    steps: list[nn.Module] = [module] if kind is nn.Linear else []
     if isinstance(module, nn.Sequential) and kind.forward is nn.Sequential.forward:
         steps = list(module)
     elif isinstance(module, MLP) and kind.forward is MLP.forward and kind.embed is MLP.embed:

@@ -157,6 +157,9 @@ class FlatModel:
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """Features of a frozen model."""
+        if self._dense is not None and self._head_size:  # then the head is the last layer
+            with torch.no_grad():
+                return self._dense.forward(x, None if theta is self.theta else theta)[-2]
         with self._frozen(theta):
             return self.embed(x).clone()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedadc.errors import require
 from fedadc.objectives.base import ENSEMBLES, Objective, require_teacher, require_temperature
+from fedadc.objectives.cross_entropy import CrossEntropy
 
 if TYPE_CHECKING:
     from fedadc.data.batches import Batch
@@ -63,6 +64,8 @@ class SelfConfidence(Objective):
 
     @property
     def derivative(self) -> Callable[..., tuple[Tensor, Tensor]] | None:  # type: ignore[override]
+        if self.lam == 0:
+            return CrossEntropy().derivative
         return self._of_mixture if self.tau == 1 and self.asks_the_global_model else None
 
     def _of_mixture(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
 from fedadc.data.own import folder, npz, read_more, samples_like
+from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError
 
 X = np.random.default_rng(0).normal(size=(6, 3))
@@ -482,3 +483,36 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
         Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / name / "1.png")
     with pytest.raises(FedadcError, match="owl holds no images"):
         folder(tmp_path)
+
+
+def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
+    """In arrays, in an .npz, in a pair per client; a share that is held out takes its owners along."""
+    x, y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
+    held, who = (np.ones((3, 2)), np.array([1, 0, 1])), np.array(["b", "a", "a"])
+    assert from_arrays(x, y, held, test_owners=who).test_owners.tolist() == ["b", "a", "a"]  # type: ignore[union-attr]
+    np.savez(tmp_path / "a.npz", x=x, y=y, client=y, x_test=held[0], y_test=held[1], client_test=who)
+    np.savez(tmp_path / "b.npz", x=held[0], y=held[1], client=who[::-1])
+    assert npz(tmp_path / "a.npz").test_owners.tolist() == ["b", "a", "a"]  # type: ignore[union-attr]
+    assert npz(tmp_path / "a.npz", tmp_path / "b.npz").test_owners.tolist() == ["a", "a", "b"]  # type: ignore[union-attr]
+    data = from_clients([(x, y), (x, y)], tests=[(x[:1], y[:1]), (x[:2], y[:2])])
+    assert data.test_owners is not None and data.test_owners.tolist() == [0, 1, 1] and data.test is not None
+    assert data.test.y.tolist() == [0, 0, 1]
+    natural = from_arrays(x, y, owners=np.array(["p", "q", "r"])[(x[:, 0] // 8).astype(int)])
+    split = hold_out(natural, 0.5, "test", seed=1)
+    assert split.test is not None and split.test_owners is not None and split.owners is not None
+    assert split.test_owners.tolist() == ["pqr"[int(v // 8)] for v in split.test.x[:, 0]]
+    assert hold_out(natural, 0.5, "validation", seed=1).test_owners is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x, y: from_arrays(x, y, (x, y), test_owners=[1, 2]), "2 client ids do not match 4 labels"),
+        (lambda x, y: from_arrays(x, y, test_owners=[1, 2]), "2 client ids do not match 0 labels"),
+        (lambda x, y: from_clients([(x, y)], (x, y), tests=[(x, y)]), "`test` for all or `tests` of each"),
+        (lambda x, y: from_clients([(x, y)], tests=[]), "0 test pairs for 1 clients"),
+        (lambda x, y: from_clients([(x, y)] * 2, tests=[(x, y), (x[:, :1], y)]), "client 1's test inputs are [1]"),
+    ],
+)
+def test_test_owners_that_do_not_fit_are_refused(make: Any, words: str) -> None:
+    refused(lambda: make(np.ones((4, 2)), np.arange(4) % 2), words)

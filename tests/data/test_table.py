@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,12 @@ def test_a_missing_label_among_numbers_is_no_class(word: str, tmp_path: Path) ->
         table(path, "label")
     named = write(tmp_path / "n.csv", "a,label", "1,yes", f"2,{word}", "3,no")  # among words it may be one
     assert set(table(named, "label").classes) == {"yes", "no", word}
+
+
+def test_a_test_table_with_the_client_column_says_whose_its_rows_are(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,site,y\n1,n,0\n2,s,1\n")
+    (tmp_path / "held.csv").write_text("a,site,y\n3,s,1\n")
+    (tmp_path / "bare.csv").write_text("a,y\n3,1\n")
+    read = partial(table, tmp_path / "train.csv", "y", "site")
+    assert read(test=tmp_path / "held.csv").test_owners.tolist() == ["s"]  # type: ignore[union-attr]
+    assert read(test=tmp_path / "bare.csv").test_owners is None

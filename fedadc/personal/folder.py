@@ -1,0 +1,158 @@
+"""The folder that a personalisation leaves behind: there whole or not at all. And how a client's model is read from it.
+
+RUN/personal/none/client-00012.safetensors    what client 12 tuned, under its names in the model's state dict
+RUN/personal/clients.csv                      a line per client and row
+RUN/personal/summary.json                     the settings, and the figures of every row
+RUN/personal/personal.png
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedadc.durable import LOCK, PARTIAL, flush_folder, locked, packed, write_all_durably
+from fedadc.errors import FedadcError, require
+from fedadc.models.build import read_weights
+from fedadc.record import model_facts, model_in
+
+NAME = "personal"  # in a run directory; for changed data personal-DATA
+TABLE, SUMMARY, PICTURE = "clients.csv", "summary.json", "personal.png"
+WAYS = ("none", "prox", "confidence", "own")
+CLIENT = re.compile(r"client-\d{5,}\.safetensors(\.part)?")
+AT_ONCE = 256  # files that are flushed side by side
+
+
+def client_file(client: int) -> str:
+    return f"client-{client:05d}.safetensors"
+
+
+def is_personal(folder: Path) -> bool:
+    """Whether a folder below a run is what a personalisation left there, or had begun to."""
+    if not folder.is_dir() or not re.fullmatch(rf"{NAME}(-.*)?", folder.name.removesuffix(PARTIAL)):
+        return False
+    return not _strange(folder)
+
+
+def _strange(folder: Path) -> list[str]:
+    """What in a folder is none of ours."""
+    files = {*(name + end for name in (TABLE, SUMMARY, PICTURE) for end in ("", PARTIAL)), LOCK}
+
+    def is_ours(path: Path) -> bool:
+        if not path.is_dir():
+            return path.name in files
+        return path.name in WAYS and all(CLIENT.fullmatch(file.name) for file in path.iterdir())
+
+    return sorted(path.name for path in folder.iterdir() if not is_ours(path))
+
+
+def check_place(folder: Path, overwrite: bool) -> None:
+    """Refuse a place that holds something; with `overwrite`, only something else than a personalisation."""
+    require(not folder.exists() or folder.is_dir(), f"{folder} is a file; --out needs a folder.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    require(overwrite, f"{folder} is there already; choose another --out, or give --overwrite to replace it.")
+    strange = _strange(folder)
+    require(not strange, f"{folder} holds {', '.join(strange[:3])}, which is no part of one; choose another --out.")
+
+
+class PersonalFolder:
+    """Where a personalisation is written; under its own name only when it is whole."""
+
+    def __init__(self, path: Path, round: int) -> None:
+        self.path, self.round = path, round
+        self.part = path.with_name(path.name + PARTIAL)
+        self._waiting: list[tuple[Path, bytes]] = []
+
+    @classmethod
+    @contextmanager
+    def written(cls, path: Path, round: int) -> Iterator[PersonalFolder]:
+        folder = cls(path, round)
+        try:
+            with locked(folder.part):
+                try:
+                    _empty(folder.part)
+                    yield folder
+                    folder._flush()
+                except BaseException:
+                    _empty(folder.part)
+                    raise
+            folder._take_its_place()
+        except OSError as error:
+            raise FedadcError(f"cannot write to {path} ({error.strerror or error}).") from error
+        finally:
+            with suppress(OSError):
+                folder.part.rmdir()  # if it is empty
+
+    def keep(self, way: str, client: int, tuned: dict[str, Tensor]) -> None:
+        """What a client tuned; written with the next ones."""
+        (self.part / way).mkdir(exist_ok=True)
+        content = packed(tuned, model_facts(f"client {client}, {way},", self.round))
+        self._waiting.append((self.part / way / client_file(client), content))
+        if len(self._waiting) >= AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        write_all_durably(self._waiting)
+        self._waiting.clear()
+
+    def keep_texts(self, texts: dict[str, str]) -> None:
+        self._waiting += [(self.part / name, text.encode()) for name, text in texts.items()]
+
+    def _take_its_place(self) -> None:
+        old = self.path.with_name(f"{self.path.name}-old{PARTIAL}")
+        if self.path.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+            self.path.rename(old)
+        self.part.rename(self.path)
+        flush_folder(self.path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    for below in folder.iterdir():
+        if below.is_dir():
+            shutil.rmtree(below)
+        elif below.name != LOCK:
+            below.unlink()
+
+
+def personal_state_dict(
+    run: str | Path, client: int, regularizer: str | None = None, folder: str = NAME
+) -> dict[str, Tensor]:
+    """A client's whole model from what `personalize` left in a run, for `load_state_dict` of your own module."""
+    place = Path(run) / folder
+    summary = _summary(place)
+    ways = [way for way in WAYS if (place / way).is_dir()]
+    require(
+        regularizer in ways or (regularizer is None and len(ways) == 1),
+        f"{place} has the models {', '.join(ways) or 'of nobody'}; say which one as `regularizer`.",
+    )
+    file = place / (regularizer or ways[0]) / client_file(client)
+    require(file.is_file(), f"{place} has no model of client {client}.")
+    tuned = read_weights(file)
+    if not summary.get("model"):
+        return tuned
+    model = Path(run) / Path(str(summary["model"])).name
+    require(
+        model_in(model)[1] == model_in(file)[1],
+        f"{file} goes with the model of round {model_in(file)[1]}, but {model} is of round {model_in(model)[1]}; "
+        "personalize again.",
+    )
+    return read_weights(model) | tuned
+
+
+def _summary(place: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+        assert isinstance(summary, dict)
+    except (OSError, ValueError, RecursionError, AssertionError) as error:
+        raise FedadcError(f"{place} holds no personal models; `fedadc personalize` makes them.") from error
+    return summary

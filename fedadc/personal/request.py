@@ -1,0 +1,54 @@
+"""What `personalize` was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedadc.config import Config
+from fedadc.errors import require
+from fedadc.personal.calibrate import Calibration, Layers, usual_work
+from fedadc.personal.folder import NAME
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for, the same for all runs."""
+
+    clients: str | Sequence[int] | None = None  # e.g. "0-9,12"; None: all
+    regularizers: Sequence[str] = ("none",)
+    layers: Layers = "head"
+    model: str | None = None  # NAME of model-NAME.safetensors; None: the model by which the run is judged
+    data: Path | None = None  # what the clients hold now
+    epochs: int = 2
+    lr: float | None = None  # None: the run's local.lr
+    mu: float | None = None
+    lam: float | None = None
+
+    def calibration(self, config: Config) -> Calibration:
+        given = {name: value for name in ("mu", "lam") if (value := getattr(self, name)) is not None}
+        work = usual_work(config.local, self.epochs, self.lr)
+        calibration = Calibration(work=work, layers=self.layers, **given)
+        for regularizer in self.regularizers:
+            calibration.method(regularizer)  # if it is one
+        return calibration
+
+    def place(self, run: Path) -> Path:
+        return run / (NAME if self.data is None else f"{NAME}-{self.data.stem}")
+
+
+def client_numbers(asked: str | Sequence[int] | None, clients: int) -> list[int]:
+    """The numbers that a text such as 0-9,12 means, in order and each once."""
+    if asked is None:
+        return list(range(clients))
+    found: set[int] = set()
+    for word in asked.split(",") if isinstance(asked, str) else asked:
+        first, dash, last = str(word).strip().partition("-")
+        right = first.isdecimal() and (last.isdecimal() if dash else True)
+        require(right, f"--clients: {str(word)[:40]!r} is not a client number or a range such as 0-9.")
+        low, high = int(first), int(last or first)
+        require(low <= high, f"--clients: {word} begins after its end.")
+        require(high < clients, f"--clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")
+        found |= set(range(low, high + 1))
+    return sorted(found)
