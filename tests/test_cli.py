@@ -27,8 +27,19 @@ from fedadc.plan import load_data
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json", "checkpoints"}
-KEYS = ["round", "lr", "train_loss", "test_accuracy", "test_loss", "cohort", "samples", "bytes_up", "bytes_down",
-        "ledger", "seconds"]
+KEYS = [
+    "round",
+    "lr",
+    "train_loss",
+    "test_accuracy",
+    "test_loss",
+    "cohort",
+    "samples",
+    "bytes_up",
+    "bytes_down",
+    "ledger",
+    "seconds",
+]
 SMALL = {
     "rounds": 3,
     "data": {"name": "digits", "clients": 10, "partition": {"name": "sort", "labels_per_client": 2}},

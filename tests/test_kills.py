@@ -45,6 +45,13 @@ def test_killed_with_workers(folder: Path) -> None:
     assert run.row.workers_lost
 
 
+def test_killed_with_ensembles_links_residuals_and_a_clock(folder: Path) -> None:
+    run = torment("fedadc/broadcast", folder)
+    run.suffer(run.killed)
+    run.suffer(run.killed_in_a_write)
+    run.finish()
+
+
 def test_killed_and_damaged(folder: Path) -> None:
     run = torment("moon", folder)
     for victim, how in [("manifest", "flip"), ("tensors", "flip"), ("client", "delete")]:

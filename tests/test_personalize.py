@@ -409,6 +409,38 @@ def test_models_that_a_method_keeps_at_its_clients_have_a_row(tmp_path: Path) ->
         assert state.keys() == expected.keys() and all(torch.equal(state[n], expected[n]) for n in expected)
 
 
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "ditto"])
+def test_personal_figures_of_a_method_are_those_of_its_training(method: str, tmp_path: Path) -> None:
+    """Counted another way during training: all clients' own models, each on its own test share."""
+    result = fedadc.run({**DIGITS, "method": method}, out=tmp_path / "run")
+    (row,) = personalize(tmp_path / "run").rows
+    assert row.as_dict()["personal_cumulative"] == result.history[-1]["personal_accuracy"]
+    headless = method != "ditto"
+    assert (row.as_dict()["global_cumulative"] is None) == headless  # theta's head was never trained
+    federation, state = result.plan.federation, result.state
+    names = set(federation.model.state_dict(state.theta))
+    for client in range(8):
+        kept = state.clients[client] if client in state.clients else federation.method.client_state(state.theta)
+        expected = federation.model.state_dict(federation.method.personal(state.theta, kept))
+        found = personal_state_dict(tmp_path / "run", client)
+        assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in expected)
+        held = set(load_file(tmp_path / f"run/personal/own/client-{client:05}.safetensors"))
+        assert held <= ({n for n in names if n.startswith("head")} if headless else names)
+
+
+def test_what_else_a_run_had_does_not_matter(tmp_path: Path) -> None:
+    """A clock's trace may be gone, and how vectors travelled, who took part and who averaged is over."""
+    trace = tmp_path / "sites.csv"
+    trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
+    extras = {"clock": {"trace": str(trace)}, "communication": {"downlink": "overlap", "uplink": "top_k"},
+              "ensembles": {"ema": {}}, "cohort": {"size": 5, "selection": "clusters"}}  # fmt: skip
+    fedadc.run({**DIGITS, **extras}, out=tmp_path / "run")
+    trace.unlink()
+    plain = personalize(tmp_path / "run").rows[0].as_dict()
+    averaged = personalize(tmp_path / "run", model="ema", overwrite=True).rows[0].as_dict()
+    assert plain["global_cumulative"] != averaged["global_cumulative"]
+
+
 # --- test shares that are given, and data that has changed ----------------------------------------------------------
 
 
