@@ -261,9 +261,10 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
 
 def _transmitted(place: Workplace, upload: State, local: Local) -> tuple[State, State, Bytes]:
     """An upload as the server reads it, what the uplink keeps at the client, and the bytes that travelled."""
-    if "delta" not in upload:
+    part = place.travelling
+    if "delta" not in upload or (place.uplink.exact and part == slice(None)):
         return upload, {}, sizes(upload)
-    delta, part = upload["delta"], place.travelling
+    delta = upload["delta"]
     message, kept = place.uplink.encode(delta[part], local.client, local.rng("uplink"))
     read = place.uplink.decode(message, delta[part].numel())
     if part != slice(None):
