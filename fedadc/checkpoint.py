@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
+import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedadc.durable import checksum, flush_folder, packed, write_durably
 from fedadc.errors import CannotResume, FedadcError, one_line, require
+from fedadc.federation.communication import FIGURES
 from fedadc.federation.rounds import RunState
 from fedadc.federation.store import ClientStates, Entry, SavedState, Store, save_all
 from fedadc.methods.base import State, canonical
@@ -262,6 +264,9 @@ class Checkpoints:
         server, links = ({n.removeprefix(p): v for n, v in tensors.items() if n.startswith(p)} for p in (SERVER, LINKS))
         if theta is None or theta.shape != start.theta.shape or theta.dtype != start.theta.dtype:
             raise Unusable("it is of another model")
+        figures = start.links.get(FIGURES)
+        if figures is not None and not torch.equal(figures, links.get(FIGURES, figures[:0])):
+            raise Unusable("the clock's figures have changed since (clock.trace)")
         device, store = start.theta.device, Store(self.federation.storage)
         clients: dict[int, Entry] = {}
         for client, round, mark in manifest.clients:

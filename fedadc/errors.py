@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 LONGEST = 2000  # characters of a message
 
@@ -24,6 +25,12 @@ class FedadcError(Exception):
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise FedadcError(message)
+
+
+def require_kinds(node: Any, name: str, *kinds: type) -> None:
+    """The first fields of a dataclass, each an instance of its kind."""
+    for (field, value), kind in zip(vars(node).items(), kinds, strict=False):
+        require(isinstance(value, kind), f"{name}.{field} must be a {kind.__name__}, not {value!r:.60}.")
 
 
 def require_file(path: Path, what: str) -> None:

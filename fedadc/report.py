@@ -79,10 +79,12 @@ def summarise(
     if target is None:
         best = better(statistics.mean(f) for f in finals.values())
         target = math.floor(90 * best) / 100 if higher_is_better(metric) else math.ceil(110 * best) / 100
+    places = {label: [positions(r, x) for r in members] for label, members in groups.items()}
     rows = []
     for label, members in groups.items():
-        reached = [t for r in members if (t := _first(r, metric, target)) is not None]
-        at = [positions(r, x)[t] for r in members if (t := _first(r, metric, target)) is not None]
+        first = [(where, _first(r, metric, target)) for r, where in zip(members, places[label], strict=True)]
+        at = [where[t] for where, t in first if t is not None]
+        reached = [t for _, t in first if t is not None]
         rows.append(
             Summary(
                 label=label,

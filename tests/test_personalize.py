@@ -428,6 +428,35 @@ def test_personal_figures_of_a_method_are_those_of_its_training(method: str, tmp
         assert held <= ({n for n in names if n.startswith("head")} if headless else names)
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("method", ["fedper", "ditto"])
+def test_clients_of_a_natural_federation_are_judged_by_their_own_samples(
+    method: str, named: bool, tmp_path: Path
+) -> None:
+    """Every second client has its labels turned round: measured on another's samples, its model would be a bad one."""
+    rng = np.random.default_rng(0)
+    who, x = np.repeat(np.arange(6), 40), rng.normal(size=(240, 4)).astype(np.float32)
+    y = ((x[:, 0] > 0) ^ (who % 2 == 1)).astype(int)
+    held: dict[str, Any] = {"x_test": x[::3], "y_test": y[::3], "client_test": who[::3]} if named else {}
+    np.savez(tmp_path / "sites.npz", x=x, y=y, client=who, **held)
+    data = {"name": "npz", "path": str(tmp_path / "sites.npz"), "validation": 0.2}
+    result = fedadc.run({**DIGITS, "rounds": 15, "method": method, "data": data}, out=tmp_path / "run")
+    last = result.history[-1]
+    assert last["personal_accuracy"] > 0.85 and last["validation_personal_accuracy"] > 0.8
+    (row,) = personalize(tmp_path / "run").rows
+    assert row.as_dict()["personal_cumulative"] == last["personal_accuracy"]
+
+
+def test_a_method_with_models_of_its_own_starts_from_no_other(tmp_path: Path) -> None:
+    trace = tmp_path / "sites.csv"
+    trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
+    fedadc.run({**DIGITS, "method": "fedper", "clock": {"trace": str(trace)}}, out=tmp_path / "run")
+    trace.unlink()
+    with pytest.raises(FedadcError, match="have models of their own"):
+        personalize(tmp_path / "run", model="swa")
+    assert personalize(tmp_path / "run").rows  # nobody asks for the trace
+
+
 def test_what_else_a_run_had_does_not_matter(tmp_path: Path) -> None:
     """A clock's trace may be gone, and how vectors travelled, who took part and who averaged is over."""
     trace = tmp_path / "sites.csv"

@@ -311,7 +311,11 @@ def test_an_axis_that_is_unknown_or_was_not_recorded(write: Write) -> None:
     run = write([0.5])
     with pytest.raises(FedadcError, match="did you mean 'bytes'"):
         summarise([run], x="byte")
+    with pytest.raises(FedadcError, match="did you mean 'bytes'"):
+        summarise([run], target=0.99, x="byte")
     for record in run.records:
         del record["virtual_seconds"]
     with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
         summarise([run], 0.4, x="virtual_seconds")
+    with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
+        summarise([run], 0.99, x="virtual_seconds")

@@ -111,6 +111,7 @@ class Dataset:
     owners: Array | None = None  # natural federation: the client id of every training sample, any type
     notes: tuple[str, ...] = ()  # what a loader did that a user should know
     test_owners: Array | None = None  # the client id of every test sample, where it is known
+    validation_owners: Array | None = None  # likewise
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.")

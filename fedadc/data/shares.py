@@ -1,11 +1,14 @@
-"""Each client's own share of held-out samples, with the labels of its training share and in their proportions.
+"""Each client's own share of held-out samples.
 
-The samples of a class are dealt in proportion to how many of it each client trains on: what a Dirichlet client drew, it
-draws here too, a sort-and-partition client gets its own labels. Shares are disjoint, and together all samples of
-classes that somebody holds.
+Samples that name their client are its own. Others go by the labels of training shares: the samples of a class are dealt
+in proportion to how many of it each client trains on. What a Dirichlet client drew, it draws here too; a
+sort-and-partition client gets its own labels. Shares are disjoint, and together all samples of classes that somebody
+holds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,3 +31,12 @@ def local_shares(labels: Array, counts: Array, rng: np.random.Generator) -> Clie
             owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
     held = Clients.from_owner(owner, clients + 1)
     return Clients(held.indices[: held.offsets[clients]], held.offsets[:-1])
+
+
+def shares_by_name(owners: Array, names: Sequence[str]) -> Clients:
+    """Each client's samples by the client ids of all samples, those of strangers left out."""
+    number = {name: k for k, name in enumerate(names)}
+    ids, position = np.unique(owners, return_inverse=True)
+    known = np.array([number.get(str(i), len(names)) for i in ids], dtype=np.int64)
+    held = Clients.from_owner(known[position.reshape(-1)], len(names) + 1)
+    return Clients(held.indices[: held.offsets[len(names)]], held.offsets[:-1])

@@ -35,7 +35,7 @@ def hold_out(data: Dataset, share: float, part: str, seed: int) -> Dataset:
     train, held = np.flatnonzero(~mask), np.flatnonzero(mask)
     owners = None if data.owners is None else data.owners[train]
     split = replace(data, train=data.train.take(train), owners=owners)
-    if part == "validation":
-        return replace(split, validation=data.train.take(held))
     held_by = None if data.owners is None else data.owners[held]
+    if part == "validation":
+        return replace(split, validation=data.train.take(held), validation_owners=held_by)
     return replace(split, test=data.train.take(held), test_owners=held_by)

@@ -7,22 +7,30 @@ do not share their bandwidth.
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, one_line, require, require_file
+from fedadc.errors import FedadcError, one_line, require, require_file, require_kinds
 
 LARGEST_TRACE = 2**28  # bytes
+SLOWEST, LARGEST = 1e-3, 1e12  # bytes per second; of any figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
     """Base of all distributions; subclass it and write `draw`."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require(0 <= value <= LARGEST, f"clock: {name} must lie between 0 and {LARGEST:g}, not {value}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         raise NotImplementedError
@@ -51,6 +59,7 @@ class Between(Distribution):
     high: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.low <= self.high, f"clock: uniform needs low <= high, not {self.low} and {self.high}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
@@ -65,6 +74,7 @@ class LogNormal(Distribution):
     sigma: float = 0.5  # of the logarithm
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.median > 0, f"clock: lognormal needs a median above 0, not {self.median}.")
         require(0 <= self.sigma <= 20, f"clock: lognormal needs a sigma in [0, 20], not {self.sigma}.")
 
@@ -78,9 +88,6 @@ class Exponential(Distribution):
 
     mean: float
     low: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.mean >= 0, f"clock: exponential needs a mean of 0 or more, not {self.mean}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         return self.low + rng.exponential(self.mean, count)
@@ -102,14 +109,18 @@ class Devices:
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            rates = name in ("down", "up")
-            right = np.isfinite(values) & ((values > 0) if rates else (values >= 0))
-            bad = np.flatnonzero(~right)
+            least = SLOWEST if name in ("down", "up") else 0.0
+            bad = np.flatnonzero(~((values >= least) & (values <= LARGEST)))
             require(
                 not len(bad),
-                f"clock.{name} must be {'above 0' if rates else '0 or more'} and finite, but client "
-                f"{bad[0] if len(bad) else 0} has {values[bad[0]] if len(bad) else 0:g}.",
+                f"clock.{name} must lie between {least:g} and {LARGEST:g}, but client {bad[0] if len(bad) else 0} has "
+                f"{values[bad[0]] if len(bad) else 0:g}.",
             )
+
+    def mark(self) -> Tensor:
+        """Another for other figures."""
+        content = b"".join(values.astype(np.float64).tobytes() for values in vars(self).values())
+        return torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8)
 
     def receiving(self, clients: Array, size: Array | int) -> Array:
         """Seconds until so many bytes have come down; none where there are none."""
@@ -131,6 +142,9 @@ class Clock:
     up: Distribution = field(default_factory=lambda: Fixed(value=1e6))
     latency: Distribution = field(default_factory=lambda: Fixed(value=0.05))  # seconds, of one message
     trace: str | None = None  # a CSV file with the columns client, step_seconds, down, up, latency, instead of all that
+
+    def __post_init__(self) -> None:
+        require_kinds(self, "clock", Distribution, Distribution, Distribution, Distribution)
 
     def devices(self, clients: int, rng: np.random.Generator) -> Devices:
         if self.trace is not None:

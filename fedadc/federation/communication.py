@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, require
+from fedadc.errors import FedadcError, require, require_kinds
 from fedadc.federation.clock import Devices
 from fedadc.federation.downlink import Downlink, Pull, Trip
 from fedadc.federation.ledger import Bytes, Ledger, total
 from fedadc.federation.server import Server
 from fedadc.federation.uplink import Full, Uplink
 from fedadc.methods.base import RoundInfo, State, Vector
+
+FIGURES = "figures"  # among the links: a mark of the clock's, which may not change in the middle of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,9 @@ class Communication:
 
     downlink: Downlink = field(default_factory=Pull)
     uplink: Uplink = field(default_factory=Full)
+
+    def __post_init__(self) -> None:
+        require_kinds(self, "communication", Downlink, Uplink)
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,17 @@ class Wire:
 
     def start(self) -> State:
         """The links before the first round."""
-        timed = {"now": _seconds(0), "last": _seconds(0)} if self.devices is not None else {}
-        return {**self.downlink.start(self.clients), **timed}
+        links = self.downlink.start(self.clients)
+        if self.devices is not None:
+            links |= {"now": _seconds(0), "last": _seconds(0), FIGURES: self.devices.mark()}
+        return links
+
+    def could_be(self, links: State) -> bool:
+        """Whether these are links of this wire."""
+        mine = self.start()
+        if mine.keys() != links.keys() or (FIGURES in mine and not torch.equal(mine[FIGURES], links[FIGURES])):
+            return False
+        return all(v.dtype == links[n].dtype and (n == "lost" or v.shape == links[n].shape) for n, v in mine.items())
 
     def carried(
         self, round: int, cohort: Array, steps: Mapping[int, int], up: Mapping[int, Bytes], mean: int, links: State
@@ -51,15 +65,15 @@ class Wire:
         """
         now, last = (float(links[name]) if name in links else 0.0 for name in ("now", "last"))
         dropped = np.array([client for client in cohort.tolist() if client not in steps], dtype=np.int64)
-        ahead = self.downlink.tracks
+        around = self.downlink.looks_around
         trip = Trip(
             round=round,
             clients=self.clients,
             seed=self.seed,
             cohort=cohort,
             dropped=dropped,
-            before=self.select(round - 1) if ahead and round > 1 else cohort[:0],
-            next=self.select(round + 1) if ahead else cohort[:0],
+            before=self.select(round - 1) if around and round > 1 else cohort[:0],
+            next=self.select(round + 1) if around else cohort[:0],
             full=self.full,
             mean=mean,
             devices=self.devices,
@@ -70,7 +84,7 @@ class Wire:
         took = self._duration(trip, delivery.wait, steps, up)
         later, after = self.downlink.after(trip, links, now + took)
         if self.devices is not None:
-            after |= {"now": _seconds(now + took), "last": _seconds(took)}
+            after |= {"now": _seconds(now + took), "last": _seconds(took), FIGURES: links[FIGURES]}
         return Ledger(total(up.values()), total([delivery.down, later]), delivery.ahead), after
 
     def _duration(self, trip: Trip, wait: Array, steps: Mapping[int, int], up: Mapping[int, Bytes]) -> float:

@@ -61,6 +61,7 @@ class Downlink:
     """Base of all downlinks."""
 
     tracks: ClassVar[bool] = True  # clients repeat the server's update
+    looks_around: ClassVar[bool] = False  # it must know the cohorts of the rounds before and after
 
     def start(self, clients: int) -> State:
         """Where it stands before the first round."""
@@ -91,6 +92,8 @@ class Overlap(Downlink):
 
     A client of two rounds in a row has them already; one that was dropped in between has nothing, and pulls.
     """
+
+    looks_around: ClassVar[bool] = True
 
     def start(self, clients: int) -> State:
         return {"mean": torch.tensor(0), "lost": torch.zeros(0, dtype=torch.int64)}
@@ -144,19 +147,28 @@ class Broadcast(Downlink):
 
     def after(self, trip: Trip, links: State, now: float) -> tuple[Bytes, State]:
         sent, heard = int(links["total"]), links["heard"].numpy().copy()
+        free = self._free(trip, links)
         heard[trip.cohort] = sent  # it was brought up to date to take part
         there = np.ones(trip.clients, dtype=bool)
         if self.absent:
             there = generator(trip.seed, "absent", trip.round).random(trip.clients) >= self.absent
         there[trip.dropped] = False
         due = np.where(there, self._due(trip, sent + trip.mean - heard), 0)
-        behind, free = heard < sent, links["free"].numpy()
+        behind = heard < sent
         if trip.devices is not None:
             free = np.maximum(free, now) + trip.receiving(np.arange(trip.clients), due)
         heard[there] = sent + trip.mean
         down = {"mean": int(due[~behind].sum()), "catch up": int(due[behind].sum())}
         after = {"heard": torch.from_numpy(heard), "free": torch.from_numpy(free)}
         return times(1, down), {"total": torch.tensor(sent + trip.mean), **after}
+
+    def _free(self, trip: Trip, links: State) -> Array:
+        """When each link has nothing left to do of what came before the end of the round."""
+        everybody, free = np.arange(trip.clients), links["free"].numpy().copy()
+        if trip.round == 1:
+            return np.asarray(free + trip.receiving(everybody, sum(trip.held(1).values())))
+        free[trip.cohort] = trip.now + self.deliver(trip, links).wait
+        return free
 
     def _due(self, trip: Trip, missed: Array) -> Array:
         """Bytes that bring a client up to date that has missed so many."""

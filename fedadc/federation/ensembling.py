@@ -77,6 +77,11 @@ class Ensembles:
     ema: EMA | None = None
     lookahead: Lookahead | None = None
 
+    def __post_init__(self) -> None:
+        for (name, value), kind in zip(vars(self).items(), (SWA, EMA, Lookahead), strict=True):
+            right = value is None or isinstance(value, kind)
+            require(right, f"ensembles.{name} must be a {kind.__name__}, not {value!r:.60}.")
+
     @property
     def averages(self) -> dict[str, Average]:
         return {f.name: average for f in fields(self) if (average := getattr(self, f.name)) is not None}
@@ -94,10 +99,11 @@ class Ensembles:
 
     def follow(self, theta: Vector, server: State, round: int) -> tuple[Vector, State]:
         """The global model after a round, and the averages with it in them."""
-        followed = {name: average.follow(server[name], theta, round) for name, average in self.averages.items()}
         if self.lookahead is not None and self.lookahead.reset and round % self.lookahead.every == 0:
-            theta = followed["lookahead"].clone()
-        return theta, followed
+            slow = self.lookahead.follow(server["lookahead"], theta, round)
+            rest = replace(self, lookahead=None).follow(slow, server, round)[1]  # they average what is trained on
+            return slow, {**rest, "lookahead": slow.clone()}
+        return theta, {name: average.follow(server[name], theta, round) for name, average in self.averages.items()}
 
 
 def _require_round(name: str, value: int) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 
 from fedadc.data.batches import Augment, Inputs
 from fedadc.data.dataset import Array, Clients, Dataset
-from fedadc.data.partition import IID, Partition, deal
-from fedadc.data.shares import local_shares
+from fedadc.data.partition import IID, Natural, Partition, deal, usual
+from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.engines import Engine, InProcess
 from fedadc.errors import FedadcError, require
 from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
@@ -77,21 +77,27 @@ class Federation:
         self.local, augment = local or LocalWork(), augment or Augment()
         evaluation, self.storage = evaluation or Evaluation(), storage or Storage()
         self.faults, self.selection = faults or Faults(), selection or Uniform()
+        communication, ensembles = communication or Communication(), ensembles or Ensembles()
         _check_kinds(
-            model,
-            data,
-            self.method,
-            self.local,
-            augment,
-            evaluation,
-            partition_by,
-            self.storage,
-            self.faults,
-            self.selection,
-            seed,
+            (model, nn.Module, "model"),
+            (data, Dataset, "data"),
+            (self.method, Method, "method"),
+            (getattr(self.method, "objective", None), Objective, "method.objective"),
+            (self.local, LocalWork, "local"),
+            (getattr(self.local, "schedule", None), Schedule, "local.schedule"),
+            (augment, Augment, "augment"),
+            (evaluation, Evaluation, "evaluation"),
+            (partition_by or IID(), Partition, "partition_by"),
+            (self.storage, Storage, "storage"),
+            (self.faults, Faults, "faults"),
+            (self.selection, Selection, "selection"),
+            (ensembles, Ensembles, "ensembles"),
+            (communication, Communication, "communication"),
+            (clock or Clock(), Clock, "clock"),
+            (seed, int, "seed"),
         )
         self.data, self.seed, self.weighting = data, seed, weighting
-        self.server = Server(self.method, ensembles or Ensembles())
+        self.server = Server(self.method, ensembles)
         require(weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {weighting!r}.")
         require(
             not augment or len(data.input_shape) == 3,
@@ -103,7 +109,9 @@ class Federation:
         )
         self._data_seed = seed if data_seed is None else data_seed
         held = deal(data, partition_by, clients, self._data_seed)
+        self._natural = isinstance(partition_by or usual(data, clients), Natural)
         self.cohort = _cohort_size(cohort, len(held))
+        self._cohorts: dict[int, Array] = {}  # of rounds near the present one, by number
         self._choose = self.selection.chooser(
             len(held),
             self.cohort,
@@ -117,7 +125,10 @@ class Federation:
         probe(model, example, classes, seed)
         self.model = flat = FlatModel(model, device)
         inputs = replace(inputs, device=flat.device)
-        communication = communication or Communication()
+        require(
+            self.method.federated or communication.uplink.exact,
+            f"{type(self.method).__name__} sends nothing that communication.uplink could compress.",
+        )
         self.workplace = Workplace(
             flat, self.method, self.local, data.train, held, classes, inputs, augment, seed, communication.uplink
         )
@@ -152,8 +163,11 @@ class Federation:
 
     def select(self, round: int) -> Array:
         """The cohort of a round, known at any time: it depends on nothing that training does."""
-        chosen = self._choose(generator(self.seed, "cohort", round))
-        return cohort_of(chosen, len(self.clients), self.cohort, type(self.selection).__name__)
+        if round not in self._cohorts:
+            chosen = self._choose(generator(self.seed, "cohort", round))
+            cohort = cohort_of(chosen, len(self.clients), self.cohort, type(self.selection).__name__)
+            self._cohorts = {t: c for t, c in self._cohorts.items() if abs(t - round) <= 2} | {round: cohort}
+        return self._cohorts[round].copy()
 
     def _engine(self, workers: int) -> Engine:
         if workers == 0:
@@ -177,9 +191,15 @@ class Federation:
         ensembles = self.server.ensembles
         return Evaluator(self.method, ensembles, len(self.clients), self.examiner, self.engine.measure, shares)
 
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """As the data names them, else their numbers."""
+        owners = self.data.owners if self._natural else None
+        return tuple(map(str, range(len(self.clients)) if owners is None else np.unique(owners)))
+
     @property
     def local_tests(self) -> Clients:
-        """Each client's own share of the test samples, in the proportions of its training data."""
+        """Each client's own share of the test samples: those that name it, else in the proportions of its labels."""
         require("test" in self._local_shares, f"data {self.data.name} has no test samples to share out.")
         return self._local_shares["test"]
 
@@ -187,10 +207,15 @@ class Federation:
     def _local_shares(self) -> dict[str, Clients]:
         """The same of each split that is not for training."""
         counts = self.clients.class_counts(self.data.train.y, len(self.data.classes))
-        return {
-            name: local_shares(samples.y.numpy(), counts, generator(self._data_seed, f"local {name} shares"))
-            for name, samples in self.examiner.splits.items()
-        }
+        shares = {}
+        for name, samples in self.examiner.splits.items():
+            owners = getattr(self.data, f"{name}_owners")
+            if self._natural and owners is not None:
+                shares[name] = shares_by_name(owners, self.client_names)
+                continue
+            rng = generator(self._data_seed, f"local {name} shares")
+            shares[name] = local_shares(samples.y.numpy(), counts, rng)
+        return shares
 
     def _check_states(self) -> None:
         """Method and objective keep their states side by side: no name may stand for two."""
@@ -271,7 +296,7 @@ class Federation:
         return (
             state.theta.shape == self._theta.shape
             and self.server.start(self._theta).keys() <= state.server.keys()
-            and {name: v.dtype for name, v in self.wire.start().items()} == {n: v.dtype for n, v in state.links.items()}
+            and self.wire.could_be(state.links)
             and (not some or kept <= some.keys())
         )
 
@@ -315,35 +340,9 @@ def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, dev
     return pixels if device.type == "cpu" and prefers_channels_last(model, x, pixel_by_pixel, seed) else planes
 
 
-def _check_kinds(
-    model: Any,
-    data: Any,
-    method: Any,
-    work: Any,
-    augment: Any,
-    evaluation: Any,
-    rule: Any,
-    storage: Any,
-    faults: Any,
-    selection: Any,
-    seed: Any,
-) -> None:
+def _check_kinds(*arguments: tuple[Any, type, str]) -> None:
     """Each argument of the right kind, before any of them is used."""
-    for value, kind, name in (
-        (model, nn.Module, "model"),
-        (data, Dataset, "data"),
-        (method, Method, "method"),
-        (getattr(method, "objective", None), Objective, "method.objective"),
-        (work, LocalWork, "local"),
-        (getattr(work, "schedule", None), Schedule, "local.schedule"),
-        (augment, Augment, "augment"),
-        (evaluation, Evaluation, "evaluation"),
-        (rule or IID(), Partition, "partition_by"),
-        (storage, Storage, "storage"),
-        (faults, Faults, "faults"),
-        (selection, Selection, "selection"),
-        (seed, int, "seed"),
-    ):
+    for value, kind, name in arguments:
         require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")
 
 

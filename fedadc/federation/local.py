@@ -255,7 +255,7 @@ def local_update(place: Workplace, broadcast: Broadcast, order: Order) -> Report
         sent=sent,
         steps=order.steps,
         weight=order.weight,
-        finite=all_finite(upload) and all_finite(state),
+        finite=all_finite(read) and all_finite(state),
     )
 
 

@@ -66,7 +66,7 @@ class TopK(Uplink):
 
     def encode(self, delta: Vector, client: State, rng: np.random.Generator) -> tuple[State, State]:
         wanted = delta + client[RESIDUAL] if self.error_feedback else delta
-        k = math.ceil(self.share * len(wanted))
+        k = math.ceil(self.share * len(wanted) * (1 - 1e-12))  # 7 of 100 at .07, though .07 * 100 is a little more
         index = wanted.abs().topk(k).indices.sort().values
         message = {"values": wanted[index], "index": index.to(torch.int32 if len(wanted) < 2**31 else torch.int64)}
         return message, {RESIDUAL: wanted.index_fill(0, index, 0)} if self.error_feedback else {}
@@ -101,7 +101,8 @@ class EightBit(Uplink):
         return (levels * (scale / 127)).view(-1)[:length]
 
     def _blocks(self, vector: Vector) -> Vector:
-        return torch.nn.functional.pad(vector, (0, -len(vector) % self.block)).view(-1, self.block)
+        block = min(self.block, max(1, len(vector)))
+        return torch.nn.functional.pad(vector, (0, -len(vector) % block)).view(-1, block)
 
 
 UPLINKS: dict[str, type[Uplink]] = {"full": Full, "top_k": TopK, "eight_bit": EightBit}

@@ -49,6 +49,11 @@ class FedDyn(Method):
             "is its own way to count clients by their samples).",
         )
         require(
+            not federation.server.ensembles.resets,
+            "method feddyn's model is theta + h / alpha, which theta set back by lookahead would break; set "
+            "ensembles.lookahead.reset to false.",
+        )
+        require(
             federation.workplace.uplink.exact,
             "method feddyn's h is the mean of its clients' h_k only where every delta arrives as it is; set "
             "communication.uplink to full.",

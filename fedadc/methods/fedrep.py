@@ -7,15 +7,21 @@ train their heads for at least 10 of them; here no round is special.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from fedadc.errors import require
 from fedadc.methods.base import Gradient, Vector
 from fedadc.methods.fedper import FedPer
 
 if TYPE_CHECKING:
+    from fedadc.federation.federation import Federation
     from fedadc.federation.local import Local
+
+log = logging.getLogger("fedadc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,18 @@ class FedRep(FedPer):
 
     def __post_init__(self) -> None:
         require(0 <= self.head_share < 1, f"fedrep: head_share must lie in [0, 1), not {self.head_share}.")
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        place = federation.workplace
+        few = int((place.steps(np.arange(len(place.clients))) < 2).sum()) if self.head_share else 0
+        require(
+            few < len(place.clients),
+            "method fedrep trains the head, then the body: with one local step no head would ever be trained; raise "
+            "local.epochs or local.steps, or lower local.batch_size.",
+        )
+        if few:
+            log.warning("method fedrep: %d clients do one local step a round, so their heads are never trained", few)
 
     def trained(self, local: Local) -> slice:
         return local.model.part("head" if self._is_the_heads(local) else "embed")

@@ -45,7 +45,7 @@ def client_numbers(asked: str | Sequence[int] | None, clients: int) -> list[int]
     found: set[int] = set()
     for word in asked.split(",") if isinstance(asked, str) else asked:
         first, dash, last = str(word).strip().partition("-")
-        right = first.isdecimal() and (last.isdecimal() if dash else True)
+        right = first.isdecimal() and (last.isdecimal() if dash else True) and len(first + last) < 40
         require(right, f"--clients: {str(word)[:40]!r} is not a client number or a range such as 0-9.")
         low, high = int(first), int(last or first)
         require(low <= high, f"--clients: {word} begins after its end.")

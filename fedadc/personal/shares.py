@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from fedadc.config import Config, load_config
-from fedadc.data.dataset import Array, Clients, Dataset, Samples
+from fedadc.data.dataset import Clients, Dataset, Samples
 from fedadc.data.own import npz_like
 from fedadc.data.partition import Natural, deal
-from fedadc.data.shares import local_shares
+from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import hold_out
 from fedadc.errors import require
 from fedadc.plan import DEFAULT_TEST_SHARE, Plan, load_data
@@ -36,34 +36,14 @@ class Shares:
 
 def shares_of(plan: Plan) -> Shares:
     """Of a run's own data."""
-    data, clients = plan.federation.data, plan.federation.clients
-    natural = isinstance(plan.config.data.partition, Natural)
-    ids = np.unique(data.owners) if natural and data.owners is not None else np.arange(len(clients))
-    return _shared_out(data, clients, tuple(map(str, ids)), natural, plan.config)
-
-
-def _shared_out(data: Dataset, clients: Clients, names: tuple[str, ...], natural: bool, config: Config) -> Shares:
-    """Test samples go to the client that they name; where they name none, in the proportions of training labels."""
+    federation = plan.federation
+    data = federation.data
     assert data.test is not None  # a config's data always has some
-    if natural and data.test_owners is not None:
-        tests = _by_name(data.test_owners, names)
-    else:
-        counts = clients.class_counts(data.train.y, len(data.classes))
-        tests = local_shares(data.test.y.numpy(), counts, generator(_seed(config), "local test shares"))
-    return Shares(data.train, clients, data.test, tests, names)
+    return Shares(data.train, federation.clients, data.test, federation.local_tests, federation.client_names)
 
 
 def _seed(config: Config) -> int:
     return config.seed if config.data.seed is None else config.data.seed
-
-
-def _by_name(owners: Array, names: tuple[str, ...]) -> Clients:
-    """Each client's samples, those of strangers left out."""
-    number = {name: k for k, name in enumerate(names)}
-    ids, position = np.unique(owners, return_inverse=True)
-    known = np.array([number.get(str(i), len(names)) for i in ids], dtype=np.int64)
-    held = Clients.from_owner(known[position.reshape(-1)], len(names) + 1)
-    return Clients(held.indices[: held.offsets[len(names)]], held.offsets[:-1])
 
 
 def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None) -> Shares:
@@ -71,7 +51,13 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
     require(file.is_file(), f"--data: there is no file {file}.")
     anew = file.suffix.lower() in (".yaml", ".yml")
     now, clients, natural = (_dealt_anew if anew else _of_file)(file, plan, before.names, data_dir)
-    after = _shared_out(now, clients, before.names, natural, plan.config)
+    assert now.test is not None
+    if natural and now.test_owners is not None:
+        tests = shares_by_name(now.test_owners, before.names)
+    else:
+        counts = clients.class_counts(now.train.y, len(now.classes))
+        tests = local_shares(now.test.y.numpy(), counts, generator(_seed(plan.config), "local test shares"))
+    after = Shares(now.train, clients, now.test, tests, before.names)
     _warn_of_known(after.test, before.train, file)
     return after
 
@@ -121,7 +107,7 @@ def _of_file(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | No
         share = config.data.test if isinstance(config.data.test, float) else DEFAULT_TEST_SHARE
         now = hold_out(now, share, "test", _seed(config))
     assert now.owners is not None
-    return now, _by_name(now.owners, names), True
+    return now, shares_by_name(now.owners, names), True
 
 
 def _warn_of_known(test: Samples, trained: Samples, file: Path) -> None:

@@ -145,7 +145,10 @@ def keeps_models(method: Method) -> bool:
 
 def file_of(run: RecordedRun, config: Config, name: str | None) -> Path | None:
     """The model that a run's clients start from; None where its method keeps their models."""
-    return None if keeps_models(config.method) else saved_model(run, name)
+    if not keeps_models(config.method):
+        return saved_model(run, name)
+    require(name is None, f"--model: the clients of {run.path} have models of their own, which start from no other.")
+    return None
 
 
 def subject_of(
@@ -159,12 +162,12 @@ def subject_of(
 ) -> Subject:
     folder = data_dir or text_of(read_facts(run.path), "data_dir")
     place = None if folder is None else Path(folder)
-    config = replace(config, storage=Storage())
-    if file is not None:  # what else the run was is of no account
-        config = replace(
-            config, model=replace(config.model, weights=None), method=FedAvg(), objective=CrossEntropy(),
-            cohort=CohortConfig(), faults=Faults(), ensembles=Ensembles(), communication=Communication(), clock=None,
-        )  # fmt: skip
+    config = replace(  # how it was trained is of no account now
+        config, storage=Storage(), cohort=CohortConfig(), faults=Faults(), communication=Communication(), clock=None
+    )
+    if file is not None:
+        plain = replace(config.model, weights=None)
+        config = replace(config, model=plain, method=FedAvg(), objective=CrossEntropy(), ensembles=Ensembles())
     plan = prepare(config, place, device)
     shares = shares_of(plan)
     after = None if request.data is None else changed_shares(request.data, plan, shares, place)

@@ -15,7 +15,7 @@ from conftest import small_federation
 from fedadc.checkpoint import Checkpoints
 from fedadc.data.batches import shuffled
 from fedadc.errors import FedadcError
-from fedadc.federation.clock import Clock, Devices, Fixed, LogNormal, read_trace
+from fedadc.federation.clock import Between, Clock, Devices, Fixed, LogNormal, read_trace
 from fedadc.federation.communication import Communication, Wire
 from fedadc.federation.downlink import DOWNLINKS, Broadcast, Downlink, Overlap, Pull
 from fedadc.federation.ensembling import EMA, Ensembles, Lookahead
@@ -303,13 +303,95 @@ def test_a_round_waits_for_the_slowest_that_reports() -> None:
     assert float(links["now"]) < 10  # client 0 was dropped
 
 
-def test_a_broadcast_to_a_slow_link_piles_up() -> None:
-    """A client that hears a mean in ten rounds' time is behind when its turn comes, and its round waits for it."""
-    device = alike(1e5)
-    device.down[3] = 100.0  # 40 s for a mean; rounds take seconds
-    rounds = durations(Broadcast(), device, many=7)
-    assert rounds[0] > 40 and rounds[2] > 40  # it takes part in odd rounds
-    assert rounds[2] > durations(Pull(), device, many=7)[2] / 2
+def by_hand(cohorts: list[list[int]], down: list[float]) -> list[float]:
+    """When each round of a broadcast ends: links are queues of theta once and of every mean; nought else takes time."""
+    free, now, ends = [THETA / rate for rate in down], 0.0, []
+    for cohort in cohorts:
+        now = max([now, *(free[k] for k in cohort)])
+        free = [max(f, now) + THETA / rate for f, rate in zip(free, down, strict=True)]
+        ends.append(now)
+    return ends
+
+
+@pytest.mark.parametrize("cohorts", [[[0], [3]], [[0], [1], [3], [2, 3], [0]], [[3], [0], [0], [0], [3]]])
+def test_a_broadcast_to_a_slow_link_piles_up(cohorts: list[list[int]]) -> None:
+    """Also theta's own download, of clients that are not in the first cohort."""
+    down = [4000.0, 400.0, 4e6, 40.0]
+    devices = Devices(np.zeros(4), np.array(down), np.full(4, 1e12), np.zeros(4))
+    wire = Wire(Broadcast(), devices, 4, 0, {"theta": THETA, "m": M}, lambda t: np.array(cohorts[t - 1]))
+    links, ends = wire.start(), []
+    for t, cohort in enumerate(cohorts, start=1):
+        steps = dict.fromkeys(cohort, 0)
+        _, links = wire.carried(t, np.array(cohort), steps, {}, THETA, links)
+        ends.append(float(links["now"]))
+    np.testing.assert_allclose(ends, by_hand(cohorts, down), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("downlink", "draws"), [(Pull(), 5), (Broadcast(), 5), (Overlap(), 6)])
+def test_every_cohort_is_drawn_once(downlink: Downlink, draws: int) -> None:
+    """Of rounds 1 to 5, and with overlap of the next."""
+    chosen, drawn = federation(FedADC(), downlink), []
+    choose = chosen._choose
+    chosen._choose = lambda rng: drawn.append(0) or choose(rng)  # type: ignore[func-returns-value]
+    list(chosen.rounds(5))
+    assert len(drawn) == draws
+
+
+def test_the_clocks_figures_may_not_change_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    trace = tmp_path / "sites.csv"
+    line = "{},{},1000,1000,0\n"
+    for step in (0.1, 0.2):
+        trace.write_text("client,step_seconds,down,up,latency\n" + "".join(line.format(k, step) for k in range(8)))
+        chosen = federation(FedADC(), clock=Clock(trace=str(trace)))
+        if step == 0.1:
+            state = list(chosen.rounds(2))[-1].state
+            Checkpoints(tmp_path / "kept", chosen).write(state)
+    with pytest.raises(FedadcError, match="clock's figures have changed"):
+        Checkpoints(tmp_path / "kept", chosen).newest()
+    with pytest.raises(FedadcError, match="another model or method"):
+        chosen.rounds(4, state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"communication": "overlap"}, "communication must be a Communication, not 'overlap'"),
+        ({"clock": 5}, "clock must be a Clock, not 5"),
+        ({"ensembles": {"swa": {}}}, "ensembles must be a Ensembles"),
+        ({"method": LocalOnly(), "communication": Communication(uplink=TopK())}, "sends nothing that"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_get_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FedadcError, match=sentence):
+        federation(**{"method": FedADC(), **settings})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Communication(downlink="overlap"),  # type: ignore[arg-type]
+        lambda: Communication(uplink="top_k"),  # type: ignore[arg-type]
+        lambda: Clock(down=3.0),  # type: ignore[arg-type]
+        lambda: Ensembles(swa=True),  # type: ignore[arg-type]
+        lambda: Between(low=-1e308, high=1e308),
+        lambda: Fixed(value=float("inf")),
+        lambda: LogNormal(median=0),
+        lambda: Between(low=3, high=2),
+        lambda: Clock(down=Fixed(value=1e-320)).devices(3, np.random.default_rng(0)),
+        lambda: Clock(up=LogNormal(median=1e11, sigma=20)).devices(100, np.random.default_rng(0)),
+        lambda: Broadcast(absent=1.5),
+    ],
+)
+def test_bad_settings_are_refused(make: Any) -> None:
+    with pytest.raises(FedadcError):
+        make()
+
+
+def test_links_of_another_federation_are_refused() -> None:
+    small = federation(FedADC(), Broadcast(), data=small_federation(clients=4))
+    state = list(small.rounds(1))[-1].state
+    with pytest.raises(FedadcError, match="another model or method"):
+        federation(FedADC(), Broadcast()).rounds(2, state)
 
 
 def test_figures_of_clients_are_drawn_once_and_from_the_seed_alone() -> None:
@@ -343,8 +425,11 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         (TRACE.replace("1,0.2", "-1,0.2"), "there is no client -1"),
         (TRACE.replace("0.2", "quick"), "line 2 is not a client's number and four figures"),
         (TRACE.replace("0.2", "nan"), "line 2: a figure is missing"),
-        (TRACE.replace("30", "0"), r"clock\.up must be above 0 and finite, but client 1 has 0"),
-        (TRACE.replace("0.1\n", "inf\n"), r"clock\.latency must be 0 or more and finite"),
+        (TRACE.replace("30", "0"), r"clock\.up must lie between 0\.001 and 1e\+12, but client 1 has 0"),
+        (
+            TRACE.replace("0.1\n", "inf\n"),
+            r"clock\.latency must lie between 0 and 1e\+12, but client",
+        ),
         (TRACE.split("\n0,")[0], "has no line of client 0"),
         ("", "has no column client"),
         ("client,step_seconds,down,up,latency\n", "has no line of client 0"),

@@ -115,16 +115,18 @@ def test_an_ensemble_can_be_the_teacher(objective: Any, name: str) -> None:
     torch.testing.assert_close(again.state.theta, usual.state.theta, rtol=0, atol=1e-12)
 
 
-def test_a_window_and_swa_teach_the_same_while_both_hold_all_models() -> None:
-    """FedGKD's window averages the received models, theta_0 among them; SWA from round 1 begins without it."""
+def test_a_window_and_an_average_that_hold_the_same_models_teach_the_same() -> None:
+    """From a state in which FedGKD's window of two and SWA's two models are theta_1 and theta_2."""
     window = FedAvg(objective=GlobalDistillation(window=2, lam=0.5))
     swa = FedAvg(objective=GlobalDistillation(teacher="swa", lam=0.5))
     every = Ensembles(swa=SWA())
-    by_window, by_swa = (list(federation(m, every).rounds(3)) for m in (window, swa))
-    assert torch.equal(by_window[0].state.theta, by_swa[0].state.theta)  # both: the received model
-    recent = by_window[2].state.server["recent"]
-    torch.testing.assert_close(by_swa[1].state.server["swa"], (by_swa[0].state.theta + by_swa[1].state.theta) / 2)
-    torch.testing.assert_close(by_window[2].state.server["teacher"], recent.mean(dim=0), rtol=0, atol=1e-15)
+    by_window = list(federation(window, every).rounds(3))
+    state = by_window[1].state
+    torch.testing.assert_close(state.server["teacher"], state.server["swa"], rtol=0, atol=1e-14)
+    third = next(federation(swa, every).rounds(3, replace(state, server={"swa": state.server["swa"]})))
+    torch.testing.assert_close(third.state.theta, by_window[2].state.theta, rtol=0, atol=1e-12)
+    plain = next(federation(FedAvg(), every).rounds(3, state))
+    assert not torch.allclose(plain.state.theta, third.state.theta, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [FedADC(), FedDyn(), FedAvg(objective=SelfConfidence(teacher="ema"))])
@@ -144,10 +146,27 @@ def test_they_go_on_from_a_checkpoint_with_the_same_bits(method: Method, tmp_pat
 def test_a_round_in_which_nobody_counts_is_a_round_all_the_same() -> None:
     from fedadc.federation.faults import Faults
 
-    chosen = federation(ensembles=Ensembles(ema=EMA(decay=0.5)), faults=Faults(drop=1.0))
-    result = list(chosen.rounds(2))[-1]
-    assert torch.equal(result.state.theta, chosen.start().theta)
-    assert torch.equal(result.state.server["ema"], chosen.start().theta)
+    chosen = Ensembles(ema=EMA(decay=0.5))
+    trained = list(federation(ensembles=chosen).rounds(3))[-1].state
+    result = list(federation(ensembles=chosen, faults=Faults(drop=1.0)).rounds(4, trained))[-1].state
+    assert torch.equal(result.theta, trained.theta) and not torch.equal(trained.theta, trained.server["ema"])
+    assert torch.equal(result.server["ema"], 0.5 * trained.server["ema"] + 0.5 * trained.theta)
+
+
+def test_the_others_average_what_lookahead_sets_back() -> None:
+    every = Ensembles(swa=SWA(), ema=EMA(decay=0.5), lookahead=Lookahead(every=2, reset=True))
+    rounds = list(federation(FedAvg(), every).rounds(6))
+    mean = np.mean(models(rounds), axis=0)
+    np.testing.assert_allclose(rounds[-1].state.server["swa"].numpy(), mean, rtol=0, atol=1e-14)
+    ema = models(rounds)[0]
+    for theta in models(rounds)[1:]:
+        ema = 0.5 * ema + 0.5 * theta
+    np.testing.assert_allclose(rounds[-1].state.server["ema"].numpy(), ema, rtol=0, atol=1e-14)
+
+
+def test_feddyn_refuses_a_theta_that_is_set_back() -> None:
+    with pytest.raises(FedadcError, match=r"ensembles\.lookahead\.reset to false"):
+        federation(FedDyn(), Ensembles(lookahead=Lookahead(reset=True)))
 
 
 def test_a_run_saves_them_and_evaluates_them(tmp_path: Path) -> None:

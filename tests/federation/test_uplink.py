@@ -14,10 +14,10 @@ from conftest import small_federation
 from fedadc.errors import FedadcError
 from fedadc.federation.communication import Communication
 from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
+from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
 from fedadc.federation.rounds import Round
 from fedadc.federation.uplink import RESIDUAL, UPLINKS, EightBit, Full, TopK, Uplink
-from fedadc.methods import FedADC, FedAvg, FedDyn, LocalOnly, Method, Scaffold
+from fedadc.methods import FedADC, FedAvg, FedDyn, FedPer, Method, Scaffold
 from fedadc.models import MLP
 from fedadc.rng import generator
 
@@ -51,9 +51,29 @@ def test_top_k_sends_or_keeps_every_entry_and_loses_none(delta: torch.Tensor, ol
     message, kept = uplink.encode(delta, {RESIDUAL: residual}, generator(0, "uplink"))
     sent = uplink.decode(message, len(delta))
     assert torch.equal(sent + kept[RESIDUAL], delta + residual)
-    assert len(message["values"]) == int(np.ceil(share * len(delta)))
+    assert share * len(delta) - 1e-9 <= len(message["values"]) < share * len(delta) + 1
     assert message["values"].abs().min() >= kept[RESIDUAL].abs().max()
     assert message["values"].element_size() + message["index"].element_size() == 8 + 4
+
+
+@pytest.mark.parametrize(("share", "sent"), [(0.07, 7), (0.14, 14), (0.28, 28), (0.55, 55), (0.001, 1), (0.075, 8)])
+def test_top_k_is_the_share_rounded_up(share: float, sent: int) -> None:
+    message, _ = TopK(share=share, error_feedback=False).encode(torch.randn(100), {}, generator(0, "uplink"))
+    assert len(message["values"]) == sent
+
+
+def test_a_block_larger_than_all_is_one_block() -> None:
+    message, _ = EightBit(block=10**9).encode(torch.randn(100), {}, generator(0, "uplink"))
+    assert message["scale"].shape == (1,) and message["levels"].shape == (100,)
+
+
+def test_a_residual_that_overflows_is_no_finite_update() -> None:
+    chosen = federation(TopK(share=0.5))
+    state = chosen.start()
+    full = {RESIDUAL: torch.full_like(state.theta, 1.7e308)}
+    work = Broadcast(1, -1e308, state.theta, {})  # a step that adds about as much
+    report = local_update(chosen.workplace, work, Order(0, 3, {0: full}))
+    assert not report.finite
 
 
 def test_what_top_k_keeps_back_comes_later() -> None:
@@ -143,7 +163,7 @@ def test_feddyn_takes_its_h_from_delta_so_it_wants_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("uplink", UPLINKS.values())
-@pytest.mark.parametrize("method", [FedADC(), Scaffold(), LocalOnly()])
+@pytest.mark.parametrize("method", [FedADC(), Scaffold(), FedPer()])
 def test_workers_give_the_same_bits(uplink: type[Uplink], method: Method) -> None:
     alone = rounds(uplink(), method, many=3)[-1]
     chosen = federation(uplink(), method, workers=2)

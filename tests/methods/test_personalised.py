@@ -240,3 +240,13 @@ def test_an_objectives_own_state_follows_dittos_global_model() -> None:
     """MOON's last model is the one that was sent up, as in FedAvg with MOON."""
     ditto, fedavg = (run(make(objective=ModelContrast()))[-1].state.clients for make in (Ditto, FedAvg))
     assert all(torch.equal(ditto[k]["previous"], own["previous"]) for k, own in fedavg.items())
+
+
+def test_fedrep_says_where_heads_would_never_be_trained(caplog: pytest.LogCaptureFixture) -> None:
+    """With one step it is the body's."""
+    settings: dict[str, Any] = {"model": MLP((5,), 4, [6]), "data": small_federation(), "method": FedRep()}
+    with pytest.raises(FedadcError, match="no head would ever be trained"):
+        Federation(**settings, local=LocalWork(steps=1, batch_size=4, lr=0.1))
+    Federation(**settings, local=LocalWork(epochs=1, batch_size=10, lr=0.1))
+    assert "2 clients do one local step a round" in caplog.text
+    Federation(**{**settings, "method": FedRep(head_share=0)}, local=LocalWork(steps=1, batch_size=4, lr=0.1))

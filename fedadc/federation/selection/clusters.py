@@ -19,6 +19,7 @@ from fedadc.federation.selection.reports import Reports
 
 SAMPLE = 5000  # clients among whom centres are sought
 STARTS, ITERATIONS = 8, 100  # of k-means
+PER_CLASS = 10  # clusters, where their number is not given
 CELLS = 2**17  # numbers compared with a centre at once
 
 
@@ -27,7 +28,7 @@ class Clusters(Selection):
     """A share of the cohort from each cluster of clients with similar labels; all equally often (section IV-E)."""
 
     reports: Reports = "histograms"  # what clients tell the server: samples of each class, or only which they hold
-    count: int | None = field(default=None, metadata={"default": "cohort size"})  # of clusters, at most
+    count: int | None = field(default=None, metadata={"default": "cohort size"})  # of clusters, at most; 10 per class
 
     def __post_init__(self) -> None:
         require(
@@ -43,7 +44,8 @@ class Clusters(Selection):
         if self.reports == "classes":
             counts = counts > 0
         points = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        cluster = cluster_of(points, min(self.count or size, clients), rng)
+        usual = min(size, PER_CLASS * counts.shape[1])  # beyond it they cost much and tell little more
+        cluster = cluster_of(points, min(self.count or usual, clients), rng)
         members = np.argsort(cluster, kind="stable")
         ends = np.cumsum(np.bincount(cluster))
         return partial(_across, size, [part for part in np.split(members, ends[:-1]) if len(part)])
