@@ -115,6 +115,7 @@ def resume(
     from fedadc.runner import resume as resume_run
     from fedadc.terminal import progress_of_run, run_summary
 
+    require(run.is_dir(), f"there is no run directory {run}.")
     require((run / CONFIG).is_file(), f"{run} is not a run directory: it has no {CONFIG}.")
     rounds = load_config(run / CONFIG, overrides or ()).rounds
     with progress_of_run(rounds, run.resolve().name) as (watch, notes):
@@ -321,7 +322,13 @@ def personalize(
 
 @app.command("list")
 def list_table(
-    what: Annotated[str, typer.Argument(help="methods, objectives, presets, datasets, models, ...")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="methods, objectives, presets, datasets, models, partitions, schedules, selections, downlinks, "
+            "uplinks or distributions."
+        ),
+    ],
     json: Json = False,
 ) -> None:
     """Show what can be named in a config, with settings and defaults."""

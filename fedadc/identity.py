@@ -51,7 +51,7 @@ def require_same(first: Config, config: Config, where: str) -> None:
     more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
     if keys:
         raise CannotResume(
-            f"the run in {where} was begun with other settings: {shown}{more}; keep these, or choose another --out."
+            f"the run in {where} was begun with other settings: {shown}{more}; keep these, or begin another run."
         )
 
 

@@ -26,6 +26,8 @@ PRELOADED = ["fedadc.cli", "fedadc.engines.worker"]
 # idle. Its peak is no higher for that.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else the server would import a folder `fedadc` from where the command runs
+
 
 def context() -> BaseContext:
     """How processes are started here."""
@@ -41,7 +43,7 @@ def get_ready() -> None:
     if context().get_start_method() == "forkserver":
         from multiprocessing import forkserver
 
-        with keeping_memory(), interrupts_wait():
+        with keeping_memory({**KEEP_MEMORY, **SAFE_PATH}), interrupts_wait():
             forkserver.ensure_running()
 
 

@@ -218,7 +218,7 @@ def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     shown = metric.removeprefix("test_").replace("_", " ")
     scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
     axis, (unit_of_x, size) = AXES[rows[0].x], _unit(rows[0].x, [row.x_to_target or 0.0 for row in rows])
-    by = "rounds" if rows[0].x == "round" else f"{axis.label}, {unit_of_x}" if unit_of_x else axis.label
+    by = f"{unit_of_x} of {axis.label}" if unit_of_x else f"{axis.label}s".replace("ss", "s")
     headings = ["run", "seeds", shown, f"{by} to {rows[0].target:g}", "up", "down"]
     cells = []
     for row in rows:

@@ -24,9 +24,12 @@ local:
   weight_decay: 0.0
   momentum: 0.0
   # clip: 10.0               # largest norm of the gradient
-cohort: {size: 10}           # clients per round; or ratio: 0.2
+cohort: {size: 10}           # clients per round; or ratio: 0.2; selection: covering (fedadc list selections)
 evaluate: {every: 1}         # rounds; metrics: [top5, macro_f1, per_class]
 # stop: {accuracy: 0.95}     # end early
 # faults: {drop: 0.3, slow: 0.2}   # shares of the cohort that never report, that do fewer steps
+# ensembles: {ema: {decay: 0.9}}   # also swa, lookahead: averages over rounds, evaluated beside the plain model
+# communication: {downlink: overlap, uplink: full}   # fedadc list downlinks, uplinks
+# clock: {down: 1.0e+6, up: 1.0e+6, step_seconds: 0.01, latency: 0.05}   # virtual time: docs/communication.md
 # checkpoint: {every: 10}    # rounds; else by time. Go on after an interruption with: fedadc resume RUN
 """

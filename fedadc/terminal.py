@@ -222,7 +222,7 @@ def personal_table(rows: Sequence[Row]) -> None:
     )
     without = max(row.figures().clients - row.figures().tested for row in rows)
     if without:
-        caption += f"; {without} clients without a test sample are left out"
+        caption += f"; clients without a test sample, left out: {without}"
     table = Table(caption=caption, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)

@@ -146,7 +146,7 @@ def test_what_decides_the_result_may_not_change(folder: Path, tmp_path: Path) ->
     with Life(words, tmp_path / "log") as life:
         assert life.end() == 2
     assert re.fullmatch(
-        r"error: the run in .* was begun with other settings: .*; keep these, or choose another --out\.\n",
+        r"error: the run in .* was begun with other settings: .*; keep these, or begin another run\.\n",
         life.printed(),
     )
     assert "local.lr 0.05 (now 0.01)" in life.printed() and "method.beta" in life.printed()

@@ -296,9 +296,9 @@ def test_what_it_took_to_the_target_is_a_mean_over_seeds_in_a_fitting_unit(write
     rows = summarise([write([0.2, 0.6]), write([0.6, 0.2], **seeds(1)), write([0.2, 0.2], **seeds(2))], 0.5, x="bytes")
     assert rows[0].x_to_target == (1400 + 700) / 2
     headings, (cells,) = table_rows(rows)
-    assert headings[3] == "bytes up and down, kB to 0.5" and cells[3] == "1.05 (2 of 3)"
+    assert headings[3] == "kB of bytes up and down to 0.5" and cells[3] == "1.05 (2 of 3)"
     headings, (cells,) = table_rows(summarise([write([0.2, 0.6])], 0.5, x="virtual_seconds"))
-    assert headings[3] == "virtual time, min to 0.5" and cells[3] == "1.33"
+    assert headings[3] == "min of virtual time to 0.5" and cells[3] == "1.33"
 
 
 @pytest.mark.parametrize("x", ["bytes", "virtual_seconds", "samples"])

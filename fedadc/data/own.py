@@ -57,7 +57,10 @@ def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
     if labels.dtype.kind == "i" and not any(c.lstrip("-").isdigit() for c in classes):
         code = {str(i): i for i in range(len(classes))}
     strange = [str(v) for v in values if str(v) not in code]
-    require(not strange, f"data {name}: the label {strange[:1]} of the test part does not occur in training.")
+    known = ", ".join(list(code)[:10])
+    require(
+        not strange, f"data {name}: the label {strange[0] if strange else ''} does not occur in training ({known})."
+    )
     codes = np.array([code[str(v)] for v in values], dtype=np.int64)[position.reshape(-1)]
     return Samples(_inputs(x, name, "test"), torch.from_numpy(codes))
 

@@ -145,15 +145,19 @@ class Clock:
 
     def __post_init__(self) -> None:
         require_kinds(self, "clock", Distribution, Distribution, Distribution, Distribution)
+        defaults = {f.name: f.default_factory() for f in fields(self) if callable(f.default_factory)}
+        given = [name for name, usual in defaults.items() if getattr(self, name) != usual] if self.trace else []
+        require(not given, f"clock.trace has all figures; leave out {', '.join(given)}.")
 
-    def devices(self, clients: int, rng: np.random.Generator) -> Devices:
+    def devices(self, names: Sequence[Any], rng: np.random.Generator) -> Devices:
+        """Of clients with these names."""
         if self.trace is not None:
-            return read_trace(Path(self.trace), clients)
-        return Devices(**{f.name: getattr(self, f.name).draw(clients, rng) for f in fields(Devices)})
+            return read_trace(Path(self.trace), names)
+        return Devices(**{f.name: getattr(self, f.name).draw(len(names), rng) for f in fields(Devices)})
 
 
-def read_trace(path: Path, clients: int) -> Devices:
-    """A line per client in any order; clients are numbered from 0."""
+def read_trace(path: Path, clients: Sequence[str]) -> Devices:
+    """A line per client in any order; clients that the data does not name are numbered from 0."""
     require_file(path, "clock.trace")
     require(path.stat().st_size <= LARGEST_TRACE, f"clock.trace: {path} is too large for a list of clients.")
     names = [f.name for f in fields(Devices)]
@@ -165,21 +169,22 @@ def read_trace(path: Path, clients: int) -> Devices:
         raise FedadcError(f"clock.trace: {path} cannot be read ({one_line(error)}).") from error
     missing = [name for name in ("client", *names) if name not in columns]
     require(not missing, f"clock.trace: {path} has no column {', '.join(missing)}.")
-    values = np.full((clients, len(names)), np.nan)
+    values, number = np.full((len(clients), len(names)), np.nan), {name: k for k, name in enumerate(clients)}
     for line, row in enumerate(rows, start=2):
-        client, figures = _parsed(row, names, f"clock.trace: {path}, line {line}")
-        require(0 <= client < clients, f"clock.trace: {path}, line {line}: there is no client {client}.")
-        require(bool(np.isnan(values[client]).all()), f"clock.trace: {path}, line {line}: client {client} comes again.")
-        values[client] = figures
-    absent = np.flatnonzero(np.isnan(values).any(axis=1))
-    require(not len(absent), f"clock.trace: {path} has no line of client {absent[0] if len(absent) else 0}.")
+        where, client = f"clock.trace: {path}, line {line}", str(row["client"]).strip()
+        if client not in number:
+            raise FedadcError(f"{where}: there is no client {client:.40}; there are {', '.join(clients[:3])}, ...")
+        require(bool(np.isnan(values[number[client]]).all()), f"{where}: client {client} comes again.")
+        values[number[client]] = _figures(row, names, where)
+    absent = [name for name, known in zip(clients, values, strict=True) if np.isnan(known).any()]
+    require(not absent, f"clock.trace: {path} has no line of client {absent[0] if absent else ''}.")
     return Devices(*values.T.copy())
 
 
-def _parsed(row: dict[str, Any], names: Sequence[str], where: str) -> tuple[int, list[float]]:
+def _figures(row: dict[str, Any], names: Sequence[str], where: str) -> list[float]:
     try:
         figures = [float(row[name]) for name in names]
-        require(not any(map(np.isnan, figures)), f"{where}: a figure is missing.")
-        return int(row["client"]), figures
     except (TypeError, ValueError):
-        raise FedadcError(f"{where} is not a client's number and four figures.") from None
+        raise FedadcError(f"{where} is not a client and four figures.") from None
+    require(not any(map(np.isnan, figures)), f"{where}: a figure is missing.")
+    return figures

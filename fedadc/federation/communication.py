@@ -121,8 +121,8 @@ class Tracker:
         hidden = sorted((needed | ({"lookahead"} if ensembles.resets else set())) - set(downlink))
         if hidden:
             raise FedadcError(
-                f"communication.downlink: with {scheme}, clients repeat the server's update, but {', '.join(hidden)} "
-                f"of {type(method).__name__} with {type(method.objective).__name__} is never sent to them; use pull."
+                f"communication.downlink: with {scheme}, clients repeat the server's update, but they are never sent "
+                f"{', '.join(hidden)} of {type(method).__name__} with {type(method.objective).__name__}; use pull."
             )
         return Tracker(Server(method, ensembles.only(downlink)), downlink)
 

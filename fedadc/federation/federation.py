@@ -149,7 +149,10 @@ class Federation:
 
     def _wire(self, downlink: Downlink, clock: Clock | None) -> Wire:
         clients, server = len(self.clients), self.server.start(self._theta)
-        devices = None if clock is None else clock.devices(clients, generator(self.seed, "clock"))
+        devices = None
+        if clock is not None:  # a million names are made only where a trace asks for them
+            names = self.client_names if clock.trace else range(clients)
+            devices = clock.devices(names, generator(self.seed, "clock"))
         theta = {"theta": self._theta[self.workplace.travelling]}
         full = sizes({**theta, **{name: server[name] for name in self.downlink}}) if self.method.federated else {}
         return Wire(downlink, devices, clients, self.seed, full, self.select)

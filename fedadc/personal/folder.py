@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def personal_state_dict(
     run: str | Path, client: int, regularizer: str | None = None, folder: str = NAME
 ) -> dict[str, Tensor]:
     """A client's whole model from what `personalize` left in a run, for `load_state_dict` of your own module."""
+    require(isinstance(client, Integral), f"client must be a number, not {client!r}.")
     place = Path(run) / folder
     summary = _summary(place)
     ways = [way for way in WAYS if (place / way).is_dir()]

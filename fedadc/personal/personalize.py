@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedadc.personal.request import Request
 from fedadc.personal.results import Row, as_csv
 from fedadc.personal.subject import Watcher, file_of, subject_of
 from fedadc.record import RecordedRun, read_run
+
+log = logging.getLogger("fedadc")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ def personalize(
     require(len({p.resolve() for p in paths}) == len(paths), "a run stands there twice.")
     require(out is None or len(paths) == 1, "--out is for one run; several leave a folder in each.")
     recorded = [read_run(path) for path in paths]
+    for run in recorded:
+        done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
+        if done < planned and not run.stopped():
+            log.warning("%s stands at round %d of %d", run.path, done, planned)
     configs = [run.config() for run in recorded]
     for config in configs:
         request.calibration(config)

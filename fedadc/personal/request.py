@@ -30,6 +30,9 @@ class Request:
         given = {name: value for name in ("mu", "lam") if (value := getattr(self, name)) is not None}
         work = usual_work(config.local, self.epochs, self.lr)
         calibration = Calibration(work=work, layers=self.layers, **given)
+        for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
+            idle = getattr(self, name) is not None and regularizer not in self.regularizers
+            require(not idle, f"--{name} is for --regularizer {regularizer}, which was not asked for.")
         for regularizer in self.regularizers:
             calibration.method(regularizer)  # if it is one
         return calibration
@@ -38,15 +41,19 @@ class Request:
         return run / (NAME if self.data is None else f"{NAME}-{self.data.stem}")
 
 
-def client_numbers(asked: str | Sequence[int] | None, clients: int) -> list[int]:
-    """The numbers that a text such as 0-9,12 means, in order and each once."""
+def client_numbers(asked: str | Sequence[int] | None, names: Sequence[str]) -> list[int]:
+    """The numbers that a text such as 0-9,12 means, in order and each once; a client's name is as good."""
+    clients, number = len(names), {name: k for k, name in enumerate(names)}
     if asked is None:
         return list(range(clients))
     found: set[int] = set()
     for word in asked.split(",") if isinstance(asked, str) else asked:
+        if str(word).strip() in number:
+            found.add(number[str(word).strip()])
+            continue
         first, dash, last = str(word).strip().partition("-")
         right = first.isdecimal() and (last.isdecimal() if dash else True) and len(first + last) < 40
-        require(right, f"--clients: {str(word)[:40]!r} is not a client number or a range such as 0-9.")
+        require(right, f"--clients: {str(word)[:40]!r} is not a client, a client's number or a range such as 0-9.")
         low, high = int(first), int(last or first)
         require(low <= high, f"--clients: {word} begins after its end.")
         require(high < clients, f"--clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")

@@ -15,7 +15,7 @@ from fedadc.data.own import npz_like
 from fedadc.data.partition import Natural, deal
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import hold_out
-from fedadc.errors import require
+from fedadc.errors import FedadcError, one_line, require
 from fedadc.plan import DEFAULT_TEST_SHARE, Plan, load_data
 from fedadc.rng import generator
 from fedadc.tree import overlay, read_yaml
@@ -59,7 +59,22 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
         tests = local_shares(now.test.y.numpy(), counts, generator(_seed(plan.config), "local test shares"))
     after = Shares(now.train, clients, now.test, tests, before.names)
     _warn_of_known(after.test, before.train, file)
+    _warn_of_another_scale(now.train, before.train, file)
+    gone = [name for k, name in enumerate(before.names) if not len(clients[k])]
+    if gone:
+        log.warning("%s holds nothing of the clients %s, which are left out", file, ", ".join(gone[:5]))
     return after
+
+
+def _warn_of_another_scale(now: Samples, known: Samples, file: Path) -> None:
+    """Inputs are the run's raw ones, before any normalisation."""
+    (low, high), (least, most) = (tuple(map(float, x.aminmax())) for x in (now.x, known.x))
+    largest, usual = max(abs(low), abs(high)), max(abs(least), abs(most))
+    if not usual / 2 <= largest <= 2 * usual:
+        log.warning(
+            "%s holds values from %g to %g, but the run was trained on %g to %g; new samples must be in the same units",
+            *(file, low, high, least, most),
+        )
 
 
 def _require_like(file: Path, now: Dataset, known: Dataset) -> None:
@@ -92,7 +107,13 @@ def _of_file(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | No
     config = plan.config
     if config.data.name == "csv":
         as_test = replace(config, data=replace(config.data, test=str(file.resolve()), validation=None))
-        read = load_data(as_test, data_dir)[1]
+        require(
+            file.suffix.lower() == ".csv", f"--data: {file.name} should be a .csv, as the run's own data, or .yaml."
+        )
+        try:
+            read = load_data(as_test, data_dir)[1]
+        except FedadcError as error:
+            raise FedadcError(f"--data: {file.name} does not fit the run ({one_line(error).rstrip('.')}).") from error
         assert read.test is not None
         now = replace(read, train=read.test, owners=read.test_owners, test=None, test_owners=None)
     else:

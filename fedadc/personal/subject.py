@@ -73,7 +73,7 @@ class Subject:
 
     def _clients(self) -> list[int]:
         """Those asked for that hold something, now too if their data has changed."""
-        found = client_numbers(self.request.clients, len(self.shares.clients))
+        found = client_numbers(self.request.clients, self.shares.names)
         after = self.after
         found = found if after is None else [k for k in found if len(after.clients[k])]
         require(bool(found), "none of the clients holds a training sample now.")

@@ -200,7 +200,7 @@ class Watched(FedRep):
 
 
 @MOMENTA
-@pytest.mark.parametrize(("share", "steps", "heads"), [(0.9, 10, 9), (0.9, 1, 0), (0.5, 5, 2), (0.99, 3, 2), (0, 3, 0)])
+@pytest.mark.parametrize(("share", "steps", "heads"), [(0.9, 10, 9), (0.9, 2, 1), (0.5, 5, 2), (0.99, 3, 2), (0, 3, 0)])
 def test_fedrep_trains_the_head_and_then_the_body(share: float, steps: int, heads: int, momentum: float) -> None:
     method = Watched(head_share=share)
     work = LocalWork(steps=steps, batch_size=4, lr=0.2, momentum=momentum, weight_decay=0.05)

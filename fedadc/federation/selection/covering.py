@@ -86,7 +86,7 @@ def _choose(rule: Covering, known: Holdings, size: int, doubt: str, rng: np.rand
     if cohort is None:
         tries = rule.draws + rule.chains * rule.looks
         raise FedadcError(
-            f"selection covering: no cohort of {size} clients with every class was found in {tries} tries, {doubt}; "
-            f"{ADVICE}."
+            f"selection covering: no cohort of {size} clients with every class (samples of each: {rule.at_least} or "
+            f"more) was found in {tries} tries, {doubt}; {ADVICE}."
         )
     return cohort

@@ -20,6 +20,12 @@ def why_none(counts: Array, size: int, at_least: int) -> str | None:
         most = int(np.partition(counts[:, c], clients - size)[clients - size :].sum())
         if most < at_least:
             return f"they hold at most {most} samples of class {c}, not {at_least}"
+    if at_least > 1:
+        most = int(np.sort(np.minimum(counts, at_least).sum(axis=1))[clients - size :].sum())
+        if most < at_least * classes:
+            return (
+                f"the {size} clients with most of them hold {most} at best, not {at_least} of each of {classes} classes"
+            )
     most = int(np.sort((counts > 0).sum(axis=1))[clients - size :].sum())
     return None if most >= classes else f"the {size} clients with most classes hold {most} at best, not {classes}"
 
