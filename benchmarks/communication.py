@@ -34,7 +34,7 @@ def famous() -> dict[str, fedadc.Method]:
 
 
 def vectors(method: fedadc.Method, downlink: Downlink) -> tuple[float, float, float] | str:
-    """Up, down and of that ahead, per client of a cohort and round, in sizes of theta; or why it is refused."""
+    """Up, down and of that ahead, per client of a cohort and round, in sizes of what is sent of theta; or why not."""
     rng = np.random.default_rng(0)
     samples = [(torch.from_numpy(rng.normal(size=(4, 5))).float(), torch.arange(4) % 2) for _ in range(CLIENTS)]
     torch.manual_seed(0)
@@ -43,14 +43,14 @@ def vectors(method: fedadc.Method, downlink: Downlink) -> tuple[float, float, fl
             model=MLP((5,), 2, [6], projection=3),
             data=fedadc.from_clients(samples),
             method=method,
-            local=fedadc.LocalWork(steps=1, batch_size=4, lr=0.01),
+            local=fedadc.LocalWork(steps=2, batch_size=4, lr=0.01),
             cohort=COHORT,
             communication=fedadc.Communication(downlink=downlink),
         )
     except fedadc.FedadcError as error:
         return str(error)
     rounds = list(federation.rounds(ROUNDS))[1:]  # the first has no past
-    one = COHORT * 4 * federation.model.theta.numel()
+    one = COHORT * federation.wire.full.get("theta", 1)
     ahead = mean(sum(r.ledger.ahead.values()) for r in rounds)
     return mean(r.bytes_up for r in rounds) / one, mean(r.bytes_down for r in rounds) / one, ahead / one
 

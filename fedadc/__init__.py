@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedadc.evaluate import Evaluation
     from fedadc.federation.clock import Between, Clock, Fixed, LogNormal
     from fedadc.federation.communication import Communication
-    from fedadc.federation.downlink import Broadcast, Overlap, Pull
+    from fedadc.federation.downlink import Broadcast, Downlink, Overlap, Pull
     from fedadc.federation.ensembling import EMA, SWA, Ensembles, Lookahead
     from fedadc.federation.faults import Faults
     from fedadc.federation.federation import Federation
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedadc.federation.schedule import Cosine, Exponential, Step
     from fedadc.federation.selection import Clusters, Covering, Selection, Uniform
     from fedadc.federation.store import Storage
-    from fedadc.federation.uplink import EightBit, Full, TopK
+    from fedadc.federation.uplink import EightBit, Full, TopK, Uplink
     from fedadc.methods import (
         Ditto,
         FedAdagrad,
@@ -87,7 +87,7 @@ _HOME = {
     "evaluate": ("Evaluation",),
     "federation.clock": ("Clock", "Fixed", "LogNormal", "Between"),
     "federation.communication": ("Communication",),
-    "federation.downlink": ("Broadcast", "Overlap", "Pull"),
+    "federation.downlink": ("Broadcast", "Downlink", "Overlap", "Pull"),
     "federation.ensembling": ("EMA", "SWA", "Ensembles", "Lookahead"),
     "federation.faults": ("Faults",),
     "federation.federation": ("Federation",),
@@ -96,7 +96,7 @@ _HOME = {
     "federation.schedule": ("Cosine", "Exponential", "Step"),
     "federation.selection": ("Clusters", "Covering", "Selection", "Uniform"),
     "federation.store": ("Storage",),
-    "federation.uplink": ("EightBit", "Full", "TopK"),
+    "federation.uplink": ("EightBit", "Full", "TopK", "Uplink"),
     "methods": (
         "Ditto", "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBABU", "FedDyn", "FedPer",
         "FedProx", "FedRep", "FedYogi", "LocalOnly", "Method", "Scaffold", "SlowMo",

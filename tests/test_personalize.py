@@ -261,7 +261,8 @@ def test_clients_are_asked_for_by_numbers_and_ranges(asked: Any, found: list[int
 @pytest.mark.parametrize(
     ("asked", "words"),
     [("4", "no client 4; the run has the clients 0 to 3"), ("0-9", "no client 9"),
-     ("a", "'a' is not a client, a client's number"), ("", "'' is not"), ("1,", "'' is not"), ("-1", "'-1' is not"), ("3-1", "begins after its end"), ([-1], "'-1'")],
+     ("a", "'a' is not a client, a client's number"), ("", "'' is not"), ("1,", "'' is not"),
+     ("-1", "'-1' is not"), ("3-1", "begins after its end"), ([-1], "'-1'")],
 )  # fmt: skip
 def test_clients_that_are_none_are_refused(asked: Any, words: str) -> None:
     with pytest.raises(FedadcError, match=words):
@@ -629,6 +630,37 @@ def test_the_experiment_of_the_docs_can_be_run(tmp_path: Path, caplog: pytest.Lo
     result = personalize(tmp_path / "run", data=EXPERIMENTS / "changed.yaml", clients="0-4")
     assert [row.moment for row in result.rows] == ["before", "after", "recalibrated"]
     assert not caplog.records  # no test sample was trained on
+
+
+def told(caplog: pytest.LogCaptureFixture, *words: str) -> None:
+    assert all(any(word in r.getMessage() for r in caplog.records) for word in words), caplog.text
+
+
+def test_what_a_user_should_know_of_changed_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another scale, and clients that hold nothing any more."""
+    run = natural(tmp_path)
+    with np.load(tmp_path / "now.npz") as known:
+        arrays = dict(known)
+    kept = arrays["client"] != 2
+    np.savez(tmp_path / "later.npz", x=100 * arrays["x"][kept], y=arrays["y"][kept], client=arrays["client"][kept])
+    personalize(run, data=tmp_path / "later.npz")
+    told(caplog, "new samples must be in the same units", "holds nothing of the clients 2, which are left out")
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fedadc.run(DIGITS, out=tmp_path / "run")
+    (tmp_path / "run/config.yaml").write_text(
+        (tmp_path / "run/config.yaml").read_text().replace("rounds: 3", "rounds: 9")
+    )
+    personalize(tmp_path / "run")
+    told(caplog, "stands at round 3 of 9")
+
+
+def test_weights_of_regularizers_that_were_not_asked_for(tmp_path: Path) -> None:
+    fedadc.run({**DIGITS, "rounds": 1}, out=tmp_path / "run")
+    for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
+        with pytest.raises(FedadcError, match=f"--{name} is for --regularizer {regularizer}"):
+            personalize(tmp_path / "run", **{name: 0.5})
 
 
 def told(caplog: pytest.LogCaptureFixture, *words: str) -> None:
