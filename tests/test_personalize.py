@@ -661,34 +661,3 @@ def test_weights_of_regularizers_that_were_not_asked_for(tmp_path: Path) -> None
     for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
         with pytest.raises(FedadcError, match=f"--{name} is for --regularizer {regularizer}"):
             personalize(tmp_path / "run", **{name: 0.5})
-
-
-def told(caplog: pytest.LogCaptureFixture, *words: str) -> None:
-    assert all(any(word in r.getMessage() for r in caplog.records) for word in words), caplog.text
-
-
-def test_what_a_user_should_know_of_changed_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another scale, and clients that hold nothing any more."""
-    run = natural(tmp_path)
-    with np.load(tmp_path / "now.npz") as known:
-        arrays = dict(known)
-    kept = arrays["client"] != 2
-    np.savez(tmp_path / "later.npz", x=100 * arrays["x"][kept], y=arrays["y"][kept], client=arrays["client"][kept])
-    personalize(run, data=tmp_path / "later.npz")
-    told(caplog, "new samples must be in the same units", "holds nothing of the clients 2, which are left out")
-
-
-def test_an_unfinished_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fedadc.run(DIGITS, out=tmp_path / "run")
-    (tmp_path / "run/config.yaml").write_text(
-        (tmp_path / "run/config.yaml").read_text().replace("rounds: 3", "rounds: 9")
-    )
-    personalize(tmp_path / "run")
-    told(caplog, "stands at round 3 of 9")
-
-
-def test_weights_of_regularizers_that_were_not_asked_for(tmp_path: Path) -> None:
-    fedadc.run({**DIGITS, "rounds": 1}, out=tmp_path / "run")
-    for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
-        with pytest.raises(FedadcError, match=f"--{name} is for --regularizer {regularizer}"):
-            personalize(tmp_path / "run", **{name: 0.5})
