@@ -22,7 +22,7 @@ from fedadc.federation.downlink import DOWNLINKS, Downlink, Overlap, Pull
 from fedadc.methods import METHODS, PAIRS
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES
-from fedadc.report import COLOURS, save_png
+from fedadc.picture import COLOURS, save_png
 
 CLIENTS, COHORT, ROUNDS = 40, 4, 30
 VECTOR, STEPS, STEP_SECONDS, UP, LATENCY = 10e6, 8, 0.5, 1e6, 0.05  # a model of 10 MB, links of 1 MB/s up

@@ -144,8 +144,9 @@ def demo(
 
     import_torch()
     from fedadc.demo import METHODS, TARGET, TITLE, configs, run_demo
+    from fedadc.picture import plot
     from fedadc.record import read_run
-    from fedadc.report import as_json, plot, summarise
+    from fedadc.report import as_json, summarise
     from fedadc.terminal import comparison, progress_of_runs, say
 
     rounds = sum(config.rounds for _, config in configs(seeds))
@@ -178,8 +179,9 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare runs: mean ± std over seeds, rounds to a target, bytes, and a plot."""
+    from fedadc.picture import plot
     from fedadc.record import read_run
-    from fedadc.report import as_json, plot, summarise
+    from fedadc.report import as_json, summarise
     from fedadc.terminal import comparison, find_runs, note, say
 
     read = [read_run(path) for path in find_runs(runs)]
@@ -211,7 +213,8 @@ def experiment(
     import_torch()
     from fedadc.durable import locked
     from fedadc.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
-    from fedadc.report import as_json, plot, summarise
+    from fedadc.picture import plot
+    from fedadc.report import as_json, summarise
     from fedadc.terminal import choices_table, comparison, note, progress_of_trials, say
 
     plan, trials = read_experiment(file)

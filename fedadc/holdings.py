@@ -11,8 +11,8 @@ import numpy as np
 from fedadc.config import Config
 from fedadc.data.dataset import Array
 from fedadc.data.partition import Natural, deal
+from fedadc.picture import save_png
 from fedadc.plan import load_data
-from fedadc.report import save_png
 
 DRAWN_CLIENTS = 200
 

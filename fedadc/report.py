@@ -1,4 +1,4 @@
-"""Runs compared: mean ± std over seeds, rounds to a target, bytes; as a table, JSON and a plot."""
+"""Runs compared: mean ± std over seeds, what it took to a target, bytes; as a table and JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
-from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.errors import FedadcError, require, unknown
 from fedadc.methods import PAIRS
 from fedadc.record import RecordedRun
 
@@ -19,8 +17,6 @@ LAST = 10  # rounds; the mean over those of them that were evaluated is a run's 
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
 NO_PART = ("storage", "checkpoint")  # keys that take no part in a result
 NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
-STYLES = ("-", "--", ":", "-.")
-COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
 
 
 @dataclass(frozen=True)
@@ -217,7 +213,7 @@ def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     metric = rows[0].metric
     shown = metric.removeprefix("test_").replace("_", " ")
     scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
-    axis, (unit_of_x, size) = AXES[rows[0].x], _unit(rows[0].x, [row.x_to_target or 0.0 for row in rows])
+    axis, (unit_of_x, size) = AXES[rows[0].x], unit_of(rows[0].x, [row.x_to_target or 0.0 for row in rows])
     by = f"{unit_of_x} of {axis.label}" if unit_of_x else f"{axis.label}s".replace("ss", "s")
     headings = ["run", "seeds", shown, f"{by} to {rows[0].target:g}", "up", "down"]
     cells = []
@@ -239,7 +235,7 @@ def _figures(value: float, figures: int) -> str:
     return f"{value:.{digits}f}"
 
 
-def _unit(x: str, values: Sequence[float]) -> tuple[str, float]:
+def unit_of(x: str, values: Sequence[float]) -> tuple[str, float]:
     """The largest unit in which the largest value is not below 1."""
     units = AXES[x].units or (("", 1.0),)
     return next((u for u in reversed(units) if max(values) >= u[1]), units[0])
@@ -256,78 +252,3 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return ""
-
-
-def plot(
-    runs: Sequence[RecordedRun],
-    path: Path,
-    metric: str = "test_accuracy",
-    title: str | None = None,
-    x: str = "round",
-) -> None:
-    """Convergence curves as PNG: mean over seeds, with the range of the seeds behind it.
-
-    Seeds are averaged round by round, also where their rounds lie at different places.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    groups = group(runs)
-    many = len(groups) > len(COLOURS)
-    long = max(map(len, groups)) > 30 or (len(groups) > 6 and not many)
-    below = 0.2 * math.ceil(len(groups) / 2) if long else 0.0  # room for the legend
-    figure = Figure(figsize=(9.5 if many else 7.5, (5.5 if many else 4.5) + below), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    percent = is_share(metric)
-    places = {label: [positions(member, x) for member in members] for label, members in groups.items()}
-    unit, size = _unit(x, [max(where.values()) for found in places.values() for where in found])
-    drawn = []
-    for label, members in groups.items():
-        points: dict[int, list[float]] = {}
-        for member in members:
-            for t, value in curve(member, metric):
-                points.setdefault(t, []).append(100 * value if percent else value)
-        rounds = sorted(t for t, values in points.items() if len(values) == len(members))
-        along = [statistics.mean(where[t] for where in places[label]) / size for t in rounds]
-        low, middle, high = ([f(points[t]) for t in rounds] for f in (min, statistics.mean, max))
-        drawn.append((label, along, low, middle, high))
-    for index, (label, along, low, middle, high) in enumerate(drawn):
-        colour = COLOURS[index % len(COLOURS)]
-        style = STYLES[index // len(COLOURS) % len(STYLES)]
-        twins = sum(_alike(along, a) and _alike(middle, m) for _, a, _, m, _ in drawn[index + 1 :])  # to lie upon it
-        axes.plot(along, middle, style, color=colour, lw=1.8 + 2.4 * twins, label=plain(shorten(label, 60)))
-        if not many:
-            axes.fill_between(along, low, high, color=colour, alpha=0.13, lw=0)
-    axes.set_xlabel(AXES[x].label + (f" ({unit})" if unit else ""))
-    axes.set_ylabel(metric.replace("_", " ") + (" (%)" if percent else ""))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if long:
-        figure.legend(frameon=False, loc="outside lower left", fontsize=8, ncols=2)
-    elif many:
-        figure.legend(frameon=False, loc="outside right center", fontsize=8)
-    else:
-        axes.legend(frameon=False, loc="best")
-    if title:
-        axes.set_title(plain(title), loc="left", fontsize=11)
-    save_png(figure, path)
-
-
-def _alike(these: Sequence[float], those: Sequence[float]) -> bool:
-    """Nobody could tell the curves apart."""
-    return len(these) == len(those) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(these, those, strict=True))
-
-
-def plain(text: str) -> str:
-    """As it stands: matplotlib takes what is between dollars for a formula."""
-    return text.replace("$", r"\$")
-
-
-def save_png(figure: Any, path: Path) -> None:
-    require(path.suffix.lower() in ("", ".png"), f"--plot: {path.name} should end in .png; plots are PNG pictures.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
-    except (OSError, ValueError) as error:
-        raise FedadcError(f"the plot cannot be written to {path} ({one_line(error)}).") from error

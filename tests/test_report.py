@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from fedadc.errors import FedadcError
+from fedadc.picture import plot
 from fedadc.record import RecordedRun, read_run
-from fedadc.report import as_json, group, human_bytes, plot, positions, summarise, table_rows
+from fedadc.report import as_json, group, human_bytes, positions, summarise, table_rows
 
 FEDAVG = {
     "seed": 0,
