@@ -82,7 +82,7 @@ class Wire:
         )
         delivery = self.downlink.deliver(trip, links)
         took = self._duration(trip, delivery.wait, steps, up)
-        later, after = self.downlink.after(trip, links, now + took)
+        later, after = self.downlink.after(trip, delivery, links, now + took)
         if self.devices is not None:
             after |= {"now": _seconds(now + took), "last": _seconds(took), FIGURES: links[FIGURES]}
         return Ledger(total(up.values()), total([delivery.down, later]), delivery.ahead), after

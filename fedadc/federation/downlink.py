@@ -70,7 +70,7 @@ class Downlink:
     def deliver(self, trip: Trip, links: State) -> Delivery:
         raise NotImplementedError
 
-    def after(self, trip: Trip, links: State, now: float) -> tuple[Bytes, State]:
+    def after(self, trip: Trip, delivery: Delivery, links: State, now: float) -> tuple[Bytes, State]:
         """What is sent once the round has ended at a virtual time, and where it stands then."""
         return {}, {}
 
@@ -112,7 +112,7 @@ class Overlap(Downlink):
         down = total([times(int((~lost).sum()), {"mean": mean}), times(int(lost.sum()), trip.full)])
         return Delivery(down, wait, came)
 
-    def after(self, trip: Trip, links: State, now: float) -> tuple[Bytes, State]:
+    def after(self, trip: Trip, delivery: Delivery, links: State, now: float) -> tuple[Bytes, State]:
         return {}, {"mean": torch.tensor(trip.mean), "lost": torch.from_numpy(trip.dropped)}
 
 
@@ -145,9 +145,9 @@ class Broadcast(Downlink):
         busy = np.maximum(links["free"].numpy()[cohort] - trip.now, 0)
         return Delivery(times(1, {"catch up": int(missed.sum())}), busy + trip.receiving(cohort, missed), {})
 
-    def after(self, trip: Trip, links: State, now: float) -> tuple[Bytes, State]:
+    def after(self, trip: Trip, delivery: Delivery, links: State, now: float) -> tuple[Bytes, State]:
         sent, heard = int(links["total"]), links["heard"].numpy().copy()
-        free = self._free(trip, links)
+        free = self._free(trip, delivery, links)
         heard[trip.cohort] = sent  # it was brought up to date to take part
         there = np.ones(trip.clients, dtype=bool)
         if self.absent:
@@ -162,12 +162,12 @@ class Broadcast(Downlink):
         after = {"heard": torch.from_numpy(heard), "free": torch.from_numpy(free)}
         return times(1, down), {"total": torch.tensor(sent + trip.mean), **after}
 
-    def _free(self, trip: Trip, links: State) -> Array:
+    def _free(self, trip: Trip, delivery: Delivery, links: State) -> Array:
         """When each link has nothing left to do of what came before the end of the round."""
         everybody, free = np.arange(trip.clients), links["free"].numpy().copy()
         if trip.round == 1:
             return np.asarray(free + trip.receiving(everybody, sum(trip.held(1).values())))
-        free[trip.cohort] = trip.now + self.deliver(trip, links).wait
+        free[trip.cohort] = trip.now + delivery.wait
         return free
 
     def _due(self, trip: Trip, missed: Array) -> Array:
