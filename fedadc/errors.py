@@ -27,6 +27,11 @@ def require(condition: bool, message: str) -> None:
         raise FedadcError(message)
 
 
+def undefined(owner: object, method: str) -> FedadcError:
+    """Of a user's own class that lacks what its base asks for."""
+    return FedadcError(f"{type(owner).__name__} must define {method}.")
+
+
 def require_kinds(node: Any, name: str, *kinds: type) -> None:
     """The first fields of a dataclass, each an instance of its kind."""
     for (field, value), kind in zip(vars(node).items(), kinds, strict=False):

@@ -635,3 +635,14 @@ def personal(call: Call, tmp_path: Path) -> Path:
     Path("unfinished/model.safetensors").unlink()
     call("personalize", "a", "--clients", 0)
     return tmp_path
+
+
+def test_runs_are_compared_by_what_they_sent(call: Call, tmp_path: Path) -> None:
+    fine(call("run", "small.yaml", "clock={}", "communication.downlink=overlap", "--out", "a"))
+    for x in ("bytes", "samples", "virtual_seconds"):
+        rows = json.loads(fine(call("compare", "a", "--x", x, "--target", "0.01", "--plot", f"{x}.png", "--json")))
+        assert rows[0]["x"] == x and rows[0]["x_to_target"] > 0
+        assert (tmp_path / f"{x}.png").read_bytes()[:8] == PNG
+    refused(call("compare", "a", "--x", "byte", "--target", "0.99"), "did you mean 'bytes'")
+    for table, name in (("selections", "covering"), ("downlinks", "overlap"), ("uplinks", "top_k")):
+        assert name in fine(call("list", table))

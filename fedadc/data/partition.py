@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedadc.data.dataset import Array, Clients, Dataset
-from fedadc.errors import FedadcError, require
+from fedadc.errors import FedadcError, require, undefined
 from fedadc.rng import generator
 
 
@@ -25,7 +25,7 @@ class Partition:
     needs_clients: ClassVar[bool] = True  # False: the rule itself says how many clients there are
 
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
-        raise NotImplementedError
+        raise undefined(self, "owners(labels, classes, clients, rng)")
 
 
 @dataclass(frozen=True, kw_only=True)

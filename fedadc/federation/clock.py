@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, one_line, require, require_file, require_kinds
+from fedadc.errors import FedadcError, one_line, require, require_file, require_kinds, undefined
 
 LARGEST_TRACE = 2**28  # bytes
 SLOWEST, LARGEST = 1e-3, 1e12  # bytes per second; of any figure
@@ -33,7 +33,7 @@ class Distribution:
             require(0 <= value <= LARGEST, f"clock: {name} must lie between 0 and {LARGEST:g}, not {value}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
-        raise NotImplementedError
+        raise undefined(self, "draw(count, rng)")
 
     @staticmethod
     def of_number(value: float) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Tracker:
     names: tuple[str, ...]  # of the server's vectors that it has
 
     @staticmethod
-    def of(server: Server, downlink: tuple[str, ...], scheme: str, theta: Vector) -> Tracker:
+    def of(server: Server, downlink: tuple[str, ...], scheme: Downlink, theta: Vector) -> Tracker:
         """Refuse a server whose state does not travel."""
         method, ensembles = server.method, server.ensembles
         require(method.federated, f"communication.downlink: {type(method).__name__} sends nothing, so only pull fits.")
@@ -121,8 +121,8 @@ class Tracker:
         hidden = sorted((needed | ({"lookahead"} if ensembles.resets else set())) - set(downlink))
         if hidden:
             raise FedadcError(
-                f"communication.downlink: with {scheme}, clients repeat the server's update, but they are never sent "
-                f"{', '.join(hidden)} of {type(method).__name__} with {type(method.objective).__name__}; use pull."
+                f"communication.downlink: with {type(scheme).__name__.lower()}, clients repeat the server's "
+                f"update, but they are never sent {', '.join(hidden)} of {type(method).__name__} with {type(method.objective).__name__}; use pull."
             )
         return Tracker(Server(method, ensembles.only(downlink)), downlink)
 

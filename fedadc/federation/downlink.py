@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedadc.data.dataset import Array
-from fedadc.errors import require
+from fedadc.errors import require, undefined
 from fedadc.federation.clock import Devices
 from fedadc.federation.ledger import Bytes, times, total
 from fedadc.methods.base import State
@@ -68,7 +68,7 @@ class Downlink:
         return {}
 
     def deliver(self, trip: Trip, links: State) -> Delivery:
-        raise NotImplementedError
+        raise undefined(self, "deliver(trip, links)")
 
     def after(self, trip: Trip, delivery: Delivery, links: State, now: float) -> tuple[Bytes, State]:
         """What is sent once the round has ended at a virtual time, and where it stands then."""

@@ -24,7 +24,7 @@ from fedadc.evaluate import Evaluation, Evaluator, Examiner, models_of, until
 from fedadc.exact import resolve_device, resolve_workers
 from fedadc.federation.clock import Clock
 from fedadc.federation.communication import Communication, Tracker, Wire
-from fedadc.federation.downlink import DOWNLINKS, Downlink
+from fedadc.federation.downlink import Downlink
 from fedadc.federation.ensembling import Ensembles
 from fedadc.federation.faults import Faults
 from fedadc.federation.ledger import sizes
@@ -141,9 +141,8 @@ class Federation:
         self._check_states()
         self.downlink = self._downlink()
         self.wire = self._wire(communication.downlink, clock)
-        scheme = next((name for name, kind in DOWNLINKS.items() if kind is type(self.wire.downlink)), "it")
-        tracks = self.wire.downlink.tracks
-        self.tracker = Tracker.of(self.server, self.downlink, scheme, self._theta) if tracks else None
+        scheme = self.wire.downlink
+        self.tracker = Tracker.of(self.server, self.downlink, scheme, self._theta) if scheme.tracks else None
         self.workers = resolve_workers(workers, str(device))
         self.engine = self._engine(self.workers)
 

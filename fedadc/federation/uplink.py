@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedadc.errors import require
+from fedadc.errors import require, undefined
 from fedadc.methods.base import State, Vector
 
 RESIDUAL = "uplink_residual"  # its name in a client's state
@@ -31,11 +31,11 @@ class Uplink:
 
     def encode(self, delta: Vector, client: State, rng: np.random.Generator) -> tuple[State, State]:
         """The message, and what the client keeps; that takes effect only if the upload is counted."""
-        raise NotImplementedError
+        raise undefined(self, "encode(delta, client, rng)")
 
     def decode(self, message: State, length: int) -> Vector:
         """A delta of so many entries, as the server reads it."""
-        raise NotImplementedError
+        raise undefined(self, "decode(message, length)")
 
 
 @dataclass(frozen=True, kw_only=True)

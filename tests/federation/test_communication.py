@@ -14,8 +14,9 @@ import torch
 from conftest import small_federation
 from fedadc.checkpoint import Checkpoints
 from fedadc.data.batches import shuffled
+from fedadc.data.partition import Partition
 from fedadc.errors import FedadcError
-from fedadc.federation.clock import Between, Clock, Devices, Fixed, LogNormal, read_trace
+from fedadc.federation.clock import Between, Clock, Devices, Distribution, Fixed, LogNormal, read_trace
 from fedadc.federation.communication import Communication, Wire
 from fedadc.federation.downlink import DOWNLINKS, Broadcast, Downlink, Overlap, Pull
 from fedadc.federation.ensembling import EMA, Ensembles, Lookahead
@@ -23,8 +24,9 @@ from fedadc.federation.faults import Faults
 from fedadc.federation.federation import Federation
 from fedadc.federation.local import LocalWork
 from fedadc.federation.rounds import Round
+from fedadc.federation.selection import Selection
 from fedadc.federation.server import Server
-from fedadc.federation.uplink import TopK
+from fedadc.federation.uplink import TopK, Uplink
 from fedadc.methods import METHODS, PAIRS, FedADC, FedAvg, LocalOnly, Method, RoundInfo, Scaffold, SlowMo
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES, GlobalDistillation, SelfConfidence
@@ -472,3 +474,19 @@ def test_samples_are_those_of_the_batches() -> None:
                 batches = shuffled(size, work.batch_size, work.steps, work.epochs, generator(0, "any order"))
                 used += sum(len(b) for b in islice(batches, int(steps[0])))
             assert result.samples == used
+
+
+@pytest.mark.parametrize(
+    ("base", "word", "given"),
+    [
+        (Downlink, "deliver", lambda kind: {"communication": Communication(downlink=kind())}),
+        (Uplink, "encode", lambda kind: {"communication": Communication(uplink=kind())}),
+        (Selection, "chooser", lambda kind: {"selection": kind()}),
+        (Distribution, "draw", lambda kind: {"clock": Clock(up=kind())}),
+        (Partition, "owners", lambda kind: {"partition_by": kind(), "clients": 4}),
+    ],
+)
+def test_a_class_of_ones_own_that_lacks_its_method_is_told_which(base: type, word: str, given: Any) -> None:
+    mine = type("Mine", (base,), {})
+    with pytest.raises(FedadcError, match=f"Mine must define {word}"):
+        train(FedADC(), **given(mine))

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from fedadc.data.dataset import Array
-from fedadc.errors import require
+from fedadc.errors import require, undefined
 
 Chooser = Callable[[np.random.Generator], Array]  # a generator of the round -> the numbers of its clients
 
@@ -28,7 +28,7 @@ class Selection:
         The function can be pickled, as all of a federation. `label_counts()` is how many samples of each class each
         client holds, [clients, classes]; `rng` is for what is drawn once for all rounds.
         """
-        raise NotImplementedError
+        raise undefined(self, "chooser(clients, size, label_counts, rng)")
 
 
 @dataclass(frozen=True, kw_only=True)
