@@ -120,9 +120,10 @@ class Tracker:
         needed = {*method.server_state(theta), *method.objective.server_state(theta)}
         hidden = sorted((needed | ({"lookahead"} if ensembles.resets else set())) - set(downlink))
         if hidden:
+            names = [type(owner).__name__ for owner in (scheme, method, method.objective)]
             raise FedadcError(
-                f"communication.downlink: with {type(scheme).__name__.lower()}, clients repeat the server's "
-                f"update, but they are never sent {', '.join(hidden)} of {type(method).__name__} with {type(method.objective).__name__}; use pull."
+                f"communication.downlink: with {names[0].lower()}, clients repeat the server's update, but they are never "
+                f"sent {', '.join(hidden)} of {names[1]} with {names[2]}; use pull."
             )
         return Tracker(Server(method, ensembles.only(downlink)), downlink)
 
