@@ -122,8 +122,8 @@ class Tracker:
         if hidden:
             names = [type(owner).__name__ for owner in (scheme, method, method.objective)]
             raise FedadcError(
-                f"communication.downlink: with {names[0].lower()}, clients repeat the server's update, but they are never "
-                f"sent {', '.join(hidden)} of {names[1]} with {names[2]}; use pull."
+                f"communication.downlink: with {names[0].lower()}, clients repeat the server's update, but they are "
+                f"never sent {', '.join(hidden)} of {names[1]} with {names[2]}; use pull."
             )
         return Tracker(Server(method, ensembles.only(downlink)), downlink)
 
