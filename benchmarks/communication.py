@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 import fedadc
-from fedadc.federation.clock import Devices
-from fedadc.federation.communication import Wire
-from fedadc.federation.downlink import DOWNLINKS, Downlink, Overlap, Pull
+from fedadc.analysis.plots import COLOURS, save_png
+from fedadc.communication.clock import Devices
+from fedadc.communication.downlinks import DOWNLINKS, Downlink, Overlap, Pull
+from fedadc.communication.network import Network
 from fedadc.methods import METHODS, PAIRS
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES
-from fedadc.picture import COLOURS, save_png
 
 CLIENTS, COHORT, ROUNDS = 40, 4, 30
 VECTOR, STEPS, STEP_SECONDS, UP, LATENCY = 10e6, 8, 0.5, 1e6, 0.05  # a model of 10 MB, links of 1 MB/s up
@@ -50,7 +50,7 @@ def vectors(method: fedadc.Method, downlink: Downlink) -> tuple[float, float, fl
     except fedadc.FedadcError as error:
         return str(error)
     rounds = list(federation.rounds(ROUNDS))[1:]  # the first has no past
-    one = COHORT * federation.wire.full.get("theta", 1)
+    one = COHORT * federation.network.full.get("theta", 1)
     ahead = mean(sum(r.ledger.ahead.values()) for r in rounds)
     return mean(r.bytes_up for r in rounds) / one, mean(r.bytes_down for r in rounds) / one, ahead / one
 
@@ -78,7 +78,7 @@ def simulated(downlink: Downlink, down: float, server: bool) -> float:
     halves = np.split(np.arange(4), 2)
     devices = Devices(*(np.full(4, value) for value in (STEP_SECONDS, down, UP, LATENCY)))
     full = {"theta": int(VECTOR), **({"m": int(VECTOR)} if server else {})}
-    wire, ends = Wire(downlink, devices, 4, 0, full, lambda t: halves[t % 2]), []
+    wire, ends = Network(downlink, devices, 4, 0, full, lambda t: halves[t % 2]), []
     links = wire.start()
     for t in range(1, 103):
         cohort = halves[t % 2]

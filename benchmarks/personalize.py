@@ -20,10 +20,10 @@ from workloads import CLASSES, LR
 
 import fedadc
 from fedadc.data.batches import Augment, ClientData
-from fedadc.exact import exact
 from fedadc.models import CNN, MLP
 from fedadc.personal.calibrate import REGULARIZERS, Calibration, Part, calibrated, part_of, usual_work
 from fedadc.personal.folder import PersonalFolder
+from fedadc.system.determinism import deterministic
 
 CLIENTS = 1000
 REPEATS = 2
@@ -50,9 +50,9 @@ def cases() -> dict[str, fedadc.Federation]:
 
 def forward(trained: fedadc.Federation) -> None:
     """One pass over all training samples."""
-    place, model = trained.workplace, trained.model
+    place, model = trained.context, trained.model
     everything = ClientData(place.train, place.clients.indices, place.classes, place.inputs, Augment())
-    for batch in everything.in_order(None, trained.examiner.evaluation.batch_size):
+    for batch in everything.in_order(None, trained.counter.evaluation.batch_size):
         model.predict(model.theta, batch.x)
 
 
@@ -62,7 +62,7 @@ def calibrate(trained: fedadc.Federation, part: Part, regularizers: tuple[str, .
     tuned = []
     for client in range(CLIENTS):
         own = part.seen(trained.data.train, trained.clients[client])
-        tuned.append([calibrated(part, trained.workplace, client, own, calibration.work, m) for m in methods])
+        tuned.append([calibrated(part, trained.context, client, own, calibration.work, m) for m in methods])
     return tuned
 
 
@@ -95,7 +95,7 @@ def measured(trained: fedadc.Federation) -> list[str]:
 
 def main() -> None:
     table = Table("1,000 clients, each with", "forward pass, s", "× plain", "× all three", "writing files, s")
-    with exact():
+    with deterministic():
         for name, trained in track(cases().items(), "calibrating"):
             table.add_row(name, *measured(trained))
     Console().print(table)

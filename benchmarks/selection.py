@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from fedadc.data.dataset import Array
-from fedadc.data.partition import Dirichlet, partition
 from fedadc.errors import FedadcError
-from fedadc.federation.selection import Clusters, Covering
-from fedadc.federation.selection.reports import Classes
-from fedadc.federation.selection.sampling import by_rejection, cohorts_of, looks
+from fedadc.partitions import Dirichlet, partition
 from fedadc.rng import generator
+from fedadc.selections import Clusters, Covering
+from fedadc.selections.reports import Classes
+from fedadc.selections.sampling import by_rejection, cohorts_of, looks
 
 CLASSES, DRAWS, COHORTS = 100, 1_000_000, 10
 CASES = [  # clients, samples of each on average, cohort

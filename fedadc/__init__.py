@@ -25,25 +25,16 @@ os.environ.setdefault("MKL_CBWR", _widest_vectors())  # read when torch loads
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; read at the first product on a GPU
 
 if TYPE_CHECKING:
-    from fedadc.checkpoint import Checkpoints
-    from fedadc.config import Config, load_config
+    from fedadc.communication.clock import Between, Clock, Fixed, LogNormal
+    from fedadc.communication.downlinks import Broadcast, Downlink, Overlap, Pull
+    from fedadc.communication.network import Communication
+    from fedadc.communication.uplinks import EightBit, Full, TopK, Uplink
+    from fedadc.config.settings import Config, load_config
     from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
     from fedadc.data.batches import Augment, Batch
-    from fedadc.data.partition import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
     from fedadc.errors import FedadcError
-    from fedadc.evaluate import Evaluation
-    from fedadc.federation.clock import Between, Clock, Fixed, LogNormal
-    from fedadc.federation.communication import Communication
-    from fedadc.federation.downlink import Broadcast, Downlink, Overlap, Pull
-    from fedadc.federation.ensembling import EMA, SWA, Ensembles, Lookahead
-    from fedadc.federation.faults import Faults
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local, LocalWork
-    from fedadc.federation.rounds import Round, RunState
-    from fedadc.federation.schedule import Cosine, Exponential, Step
-    from fedadc.federation.selection import Clusters, Covering, Selection, Uniform
-    from fedadc.federation.store import Storage
-    from fedadc.federation.uplink import EightBit, Full, TopK, Uplink
+    from fedadc.evaluation.metrics import Evaluation
+    from fedadc.federation import Federation
     from fedadc.methods import (
         Ditto,
         FedAdagrad,
@@ -72,31 +63,42 @@ if TYPE_CHECKING:
         RestrictedSoftmax,
         SelfConfidence,
     )
+    from fedadc.partitions import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
     from fedadc.personal.folder import personal_state_dict
     from fedadc.personal.personalize import Personalisation, personalize
-    from fedadc.runner import RunResult, resume, run
+    from fedadc.runs.checkpoint import Checkpoints
+    from fedadc.runs.runner import RunResult, resume, run
+    from fedadc.schedules import Cosine, Exponential, Step
+    from fedadc.selections import Clusters, Covering, Selection, Uniform
+    from fedadc.training.client_states import Storage
+    from fedadc.training.ensembles import EMA, SWA, Ensembles, Lookahead
+    from fedadc.training.faults import Faults
+    from fedadc.training.state import Round, RunState
+    from fedadc.views.local import Local
+    from fedadc.views.local_work import LocalWork
 
 # fmt: off
 _HOME = {
-    "checkpoint": ("Checkpoints",),
-    "config": ("Config", "load_config"),
+    "runs.checkpoint": ("Checkpoints",),
+    "config.settings": ("Config", "load_config"),
     "data": ("Dataset", "Normalisation", "from_arrays", "from_clients", "from_torch"),
     "data.batches": ("Augment", "Batch"),
-    "data.partition": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
+    "partitions": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
     "errors": ("FedadcError",),
-    "evaluate": ("Evaluation",),
-    "federation.clock": ("Clock", "Fixed", "LogNormal", "Between"),
-    "federation.communication": ("Communication",),
-    "federation.downlink": ("Broadcast", "Downlink", "Overlap", "Pull"),
-    "federation.ensembling": ("EMA", "SWA", "Ensembles", "Lookahead"),
-    "federation.faults": ("Faults",),
-    "federation.federation": ("Federation",),
-    "federation.local": ("Local", "LocalWork"),
-    "federation.rounds": ("Round", "RunState"),
-    "federation.schedule": ("Cosine", "Exponential", "Step"),
-    "federation.selection": ("Clusters", "Covering", "Selection", "Uniform"),
-    "federation.store": ("Storage",),
-    "federation.uplink": ("EightBit", "Full", "TopK", "Uplink"),
+    "evaluation.metrics": ("Evaluation",),
+    "communication.clock": ("Clock", "Fixed", "LogNormal", "Between"),
+    "communication.network": ("Communication",),
+    "communication.downlinks": ("Broadcast", "Downlink", "Overlap", "Pull"),
+    "training.ensembles": ("EMA", "SWA", "Ensembles", "Lookahead"),
+    "training.faults": ("Faults",),
+    "federation": ("Federation",),
+    "views.local": ("Local",),
+    "views.local_work": ("LocalWork",),
+    "training.state": ("Round", "RunState"),
+    "schedules": ("Cosine", "Exponential", "Step"),
+    "selections": ("Clusters", "Covering", "Selection", "Uniform"),
+    "training.client_states": ("Storage",),
+    "communication.uplinks": ("EightBit", "Full", "TopK", "Uplink"),
     "methods": (
         "Ditto", "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBABU", "FedDyn", "FedPer",
         "FedProx", "FedRep", "FedYogi", "LocalOnly", "Method", "Scaffold", "SlowMo",
@@ -107,7 +109,7 @@ _HOME = {
     ),
     "personal.folder": ("personal_state_dict",),
     "personal.personalize": ("Personalisation", "personalize"),
-    "runner": ("RunResult", "resume", "run"),
+    "runs.runner": ("RunResult", "resume", "run"),
 }
 # fmt: on
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

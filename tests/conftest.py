@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import settings
 
+from commands import SMALL, Answer, Call
+from fedadc.cli import app as cli
 from fedadc.data import Dataset, from_clients
+from fedadc.data.dataset import Array
+from fedadc.training.local import ClientContext
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
@@ -29,6 +36,11 @@ def small_federation(seed: int = 0, clients: int = 6, features: int = 5, classes
     return from_clients(shares, test)
 
 
+def steps_of(context: ClientContext, clients: Array) -> Array:
+    """H of these clients."""
+    return context.work.count_steps(context.clients.sizes_of(clients))
+
+
 @pytest.fixture
 def small_data() -> Dataset:
     return small_federation()
@@ -41,3 +53,20 @@ def _interrupts_are_heard() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """`fedadc ...` in this process, in a folder with the config small.yaml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+
+    def run(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedadc", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        code = caught.value.code
+        return Answer(code if isinstance(code, int) else 0 if code is None else 1, *capsys.readouterr())
+
+    return run

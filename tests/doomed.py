@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from fedadc.processes import context, get_ready
+from fedadc.system.processes import context, get_ready
 
 STARTING = threading.Lock()  # multiprocessing looks after all of its children whenever it starts one
 PATIENCE = 120  # seconds until a process that does not end is a failure
@@ -66,7 +66,7 @@ class Doom:
             self._arm_the_metrics()
 
     def _arm_the_metrics(self) -> None:
-        from fedadc.directory import MetricsFile
+        from fedadc.runs.directory import MetricsFile
 
         count, whole = itertools.count(1), MetricsFile.append
 
@@ -95,7 +95,7 @@ def obey(words: list[str], log: Path, doom: Doom | None, server: str) -> None:
     sys.argv = ["fedadc", *words]
     if doom is not None:
         doom.arm()
-    from fedadc.cli import main
+    from fedadc.cli.app import main
 
     main()
 
@@ -107,7 +107,7 @@ class Life:
         self.log, self.process = log, None
         if started:
             with log.open("wb") as stream:
-                command = [sys.executable, "-m", "fedadc.cli", *words]
+                command = [sys.executable, "-m", "fedadc", *words]
                 self.started = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
             self.pid = self.started.pid
         else:

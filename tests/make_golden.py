@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.methods import METHODS, PAIRS
-from fedadc.runner import run
+from fedadc.runs.runner import run
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CONFIG: dict[str, Any] = {

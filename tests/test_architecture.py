@@ -60,7 +60,7 @@ def ours(module: str) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    """`fedadc.data.own` is in the room `data`; `fedadc.errors` is one of its own."""
+    """`fedadc.data.loaders.arrays` is in the room `data`; `fedadc.errors` is one of its own."""
     return [*module.split("."), ""][1]
 
 
@@ -108,26 +108,28 @@ def test_a_room_imports_only_what_it_may(name: str) -> None:
 
 def test_the_rules_would_notice() -> None:
     """The reader of imports sees what is known to be there, and not what only type checkers see."""
-    assert "fedadc.objectives" in ours("fedadc.methods.base") and "fedadc.config" in ours("fedadc.demo")
-    assert "fedadc.federation.local" not in ours("fedadc.methods.base")
-    assert "fedadc.directory" in ours("fedadc.demo") and "PIL" in imports("fedadc.data.images")
+    assert "fedadc.objectives" in ours("fedadc.methods.base") and "fedadc.config.settings" in ours(
+        "fedadc.analysis.demo"
+    )
+    assert "fedadc.training.local" not in ours("fedadc.methods.base")
+    assert "fedadc.runs.directory" in ours("fedadc.analysis.demo") and "PIL" in imports("fedadc.data.loaders.images")
 
 
 def test_engines_know_the_inner_loop_and_how_to_add_and_nothing_else_of_the_federation() -> None:
     for module in members("engines"):
         known = {m for m in ours(module) if room(m) == "federation"}
-        assert known <= {"fedadc.federation.local", "fedadc.federation.aggregate"}, f"{module} imports {sorted(known)}"
+        assert known <= {"fedadc.training.local", "fedadc.training.aggregate"}, f"{module} imports {sorted(known)}"
 
 
 def test_selection_sees_labels_and_no_training_and_only_the_outer_loop_sees_selection() -> None:
-    selection = "fedadc.federation.selection"
+    selection = "fedadc.selections"
     inside = {module for module in FILES if module.startswith(selection)}
     for module in inside:
         assert ours(module) <= inside | {"fedadc.data.dataset", "fedadc.errors"}, module
         assert "torch" not in imports(module), module
     outside = {module for module in FILES if module not in inside and ours(module) & inside}
-    loop = {"fedadc.federation.rounds", "fedadc.federation.federation"}
-    assert outside == loop | {"fedadc.config", "fedadc.catalogue"}
+    loop = {"fedadc.training.rounds", "fedadc.federation"}
+    assert outside == loop | {"fedadc.config.settings", "fedadc.cli.catalogue"}
 
 
 def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> None:
@@ -148,11 +150,11 @@ def test_the_leaf_rooms_use_torch_numpy_and_the_standard_library_only() -> None:
 
 def test_nothing_imports_the_command_line_and_only_it_the_terminal() -> None:
     for module in FILES:
-        assert "fedadc.cli" not in ours(module), module
-        assert "fedadc.terminal" not in ours(module) or module == "fedadc.cli", module
+        assert "fedadc.cli.app" not in ours(module), module
+        assert "fedadc.cli.terminal" not in ours(module) or module == "fedadc.cli.app", module
 
 
-@pytest.mark.parametrize("module", ["fedadc.config", "fedadc.evaluate", "fedadc.schema"])
+@pytest.mark.parametrize("module", ["fedadc.config.settings", "fedadc.evaluation.metrics", "fedadc.config.schema"])
 def test_configs_know_nothing_of_runs(module: str) -> None:
     assert not {room(m) for m in ours(module)} & {"record", "run", "report", "saved", "demo", "holdings", "catalogue"}
 
@@ -160,12 +162,12 @@ def test_configs_know_nothing_of_runs(module: str) -> None:
 def test_no_module_needs_itself() -> None:
     graph = {module: ours(module) & FILES.keys() - {module, "fedadc"} for module in FILES}
     order = list(TopologicalSorter(graph).static_order())  # raises a CycleError
-    assert order.index("fedadc.errors") < order.index("fedadc.federation.rounds") < order.index("fedadc.cli")
+    assert order.index("fedadc.errors") < order.index("fedadc.training.rounds") < order.index("fedadc.cli.app")
 
 
 def test_only_the_terminal_prints_and_knows_its_libraries() -> None:
     for module, path in FILES.items():
-        if module in ("fedadc.cli", "fedadc.terminal"):
+        if module in ("fedadc.cli.app", "fedadc.cli.terminal"):
             continue
         calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
         assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], module
@@ -173,7 +175,7 @@ def test_only_the_terminal_prints_and_knows_its_libraries() -> None:
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
-    for module in ("fedadc", "fedadc.cli", "fedadc.errors"):
+    for module in ("fedadc", "fedadc.cli.app", "fedadc.errors"):
         top = {m.split(".")[0] for m in imports(module, at_the_top_only=True)}
         assert not top & {"torch", "numpy", "pydantic", "yaml", "matplotlib", "rich"}, module
         assert {m for m in imports(module, True) if m.startswith("fedadc.")} <= {"fedadc.errors"}, module

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedadc.checkpoint import Checkpointing
-from fedadc.config import CohortConfig, Config, DataConfig, ModelConfig, StopConfig, load_config
+from fedadc.communication.clock import Clock
+from fedadc.communication.network import Communication
+from fedadc.config.build import prepare
+from fedadc.config.settings import CohortConfig, Config, DataConfig, ModelConfig, StopConfig, load_config
+from fedadc.config.yaml import overlay, parse_yaml
 from fedadc.data import DATASETS
-from fedadc.evaluate import Evaluation
-from fedadc.federation.clock import Clock
-from fedadc.federation.communication import Communication
-from fedadc.federation.ensembling import Ensembles
-from fedadc.federation.faults import Faults
-from fedadc.federation.local import LocalWork
-from fedadc.federation.store import Storage
+from fedadc.evaluation.metrics import Evaluation
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
-from fedadc.plan import prepare
-from fedadc.runner import run
-from fedadc.tree import overlay, parse_yaml
+from fedadc.runs.checkpoint import Checkpointing
+from fedadc.runs.runner import run
+from fedadc.training.client_states import Storage
+from fedadc.training.ensembles import Ensembles
+from fedadc.training.faults import Faults
+from fedadc.views.local_work import LocalWork
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -29,7 +29,7 @@ from rich.table import Table
 from doomed import Life, run_words
 from family import children, descendants
 from fedadc.methods import METHODS, PAIRS
-from fedadc.processes import cores
+from fedadc.system.processes import cores
 from torment import BASE, VARIED, Row, Torment, config_of, fill_the_disk, lives_of, recorded
 
 NAMES = list(dict.fromkeys([*METHODS, *PAIRS, *VARIED]))

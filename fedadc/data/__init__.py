@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedadc.data.builtin import cifar10, cifar100, digits, fashion_mnist, mnist
 from fedadc.data.dataset import Clients, Dataset, Normalisation, Samples
-from fedadc.data.own import folder, from_arrays, from_clients, from_torch, npz
-from fedadc.data.table import table
+from fedadc.data.loaders.arrays import folder, from_arrays, from_clients, from_torch, npz
+from fedadc.data.loaders.builtin import cifar10, cifar100, digits, fashion_mnist, mnist
+from fedadc.data.loaders.csv import table
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,

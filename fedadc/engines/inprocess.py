@@ -1,34 +1,35 @@
-"""Clients one after another in this process: breakpoints work and tracebacks are whole."""
+"""Clients one after another in this process: breakpoints work and tracebacks are complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedadc.evaluate import Cut, Examiner, Tally
-from fedadc.exact import exact
-from fedadc.federation.aggregate import Part
-from fedadc.federation.local import Broadcast, Order, Workplace, local_update
-from fedadc.methods.base import Vector
+from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
+from fedadc.models.vectors import Vector
+from fedadc.system.determinism import deterministic
+from fedadc.training.aggregate import PartialSum
+from fedadc.training.local import ClientContext, local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
 
 
 @dataclass(frozen=True)
 class InProcess:
-    place: Workplace
-    examiner: Examiner
+    context: ClientContext
+    counter: MetricCounter
 
-    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
-        for order in orders:
+    def run(self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask]) -> Iterator[PartialSum]:
+        for task in tasks:
             try:
-                report = local_update(self.place, broadcast, order)
+                result = local_update(self.context, broadcast, task)
             except Exception as error:
-                error.add_note(f"in round {broadcast.round}, client {order.client}")
+                error.add_note(f"in round {broadcast.round}, client {task.client}")
                 raise
-            yield Part.of(report, self.place.method.tracked)
+            yield PartialSum.of(result, self.context.method.tracked)
 
-    def measure(self, theta: Vector, cuts: Sequence[Cut]) -> Iterator[Tally]:
-        with exact():
-            yield from (self.examiner.tally(theta, cut) for cut in cuts)
+    def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
+        with deterministic():
+            yield from (self.counter.count(theta, batch) for batch in batches)
 
     def take_events(self) -> tuple[str, ...]:
         return ()

@@ -1,4 +1,4 @@
-"""What a worker process does: local updates and counts, one task after another, and nothing else."""
+"""What a worker process does: local updates and counts, one job after another, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadc.data.dataset import Clients, Samples
-from fedadc.engines.shared import Parcel, SharedTensors, Slots
+from fedadc.engines.shared_data import SharedData
+from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
 from fedadc.errors import FedadcError, one_line
-from fedadc.evaluate import Cut, Examiner, Tally
-from fedadc.exact import exact
-from fedadc.federation.aggregate import added, weighted
-from fedadc.federation.local import Broadcast, Order, Workplace, local_update
-from fedadc.methods.base import State
+from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
+from fedadc.models.vectors import State
+from fedadc.system.determinism import deterministic
+from fedadc.training.aggregate import added, weighted
+from fedadc.training.local import ClientContext, local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
+
+EVALUATED = "evaluated"  # the published model that is evaluated
+READY = "ready"  # the first message of a worker
+IDLE = 0.01  # seconds
 
 
-class TrainingTask(NamedTuple):
-    """One client, or a whole block of clients without states, whose uploads are added up where they arise."""
+class TrainingJob(NamedTuple):
+    """One client, or a whole block of clients without states, whose uploads are added up in the worker."""
 
-    version: int  # of the broadcast, which lies in shared memory
+    version: int  # of the broadcast, which is in shared memory
     round: int
     lr: float
-    orders: tuple[tuple[int, int, float], ...]  # client, steps, weight
-    slot: int  # where the sum is expected, and the clients' new states
+    clients: tuple[tuple[int, int, float], ...]  # client, steps, weight
+    slot: int  # where the sum and the clients' new states are written
     state: Parcel | None  # of a single client
 
     @property
@@ -41,138 +46,126 @@ class TrainingTask(NamedTuple):
         return isinstance(self.state, bytes)
 
 
-class MeasuringTask(NamedTuple):
-    version: int  # of the model that is measured
-    cut: Cut
+class CountingJob(NamedTuple):
+    version: int  # of the model that is evaluated
+    batch: EvaluationBatch
 
 
-class Trained(NamedTuple):
-    """What the clients of a task report."""
+class TrainingAnswer(NamedTuple):
+    """What the clients of a job return."""
 
     slot: int
     sum: Parcel
     states: list[Parcel]  # of each client
-    facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight, whether finite, of each
+    facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight, finite; of each client
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failure:
     where: str
     message: str | None  # of a FedadcError, meant for the user
     trace: str
 
 
 @dataclass
-class Desk:
-    """What a worker is given once, when it is spawned."""
+class WorkerSetup:
+    """What a worker receives once, when it is started."""
 
     folders: list[str]  # where a user's own classes come from
-    pickled: bytes  # (Workplace, Examiner) without their data
-    data: SharedTensors
-    published: SharedTensors  # theta and the downlink vectors of the round; the model that is measured
+    pickled: bytes  # (ClientContext, MetricCounter) without their data
+    data: SharedData
+    published: SharedTensors  # theta and the downlink vectors of the round; the model that is evaluated
     slots: Slots
 
 
 @dataclass
-class _Work:
-    place: Workplace
-    examiner: Examiner
-    desk: Desk
-    views: dict[str, Tensor]  # of what is published
+class _Worker:
+    context: ClientContext
+    counter: MetricCounter
+    slots: Slots
+    published: dict[str, Tensor]
     doing: str = ""  # for the message if it fails
-    received: int = -1  # version of the broadcast
-    broadcast: Broadcast = field(init=False)
-    version: int = -1
-    measured: Tensor = field(init=False)
+    broadcast_version: int = -1
+    broadcast: ServerBroadcast = field(init=False)
+    evaluated_version: int = -1
+    evaluated: Tensor = field(init=False)
 
-    def train(self, task: TrainingTask) -> Trained:
-        if task.version != self.received:  # a copy of its own, once a round
-            vectors = {n: self._here(v) for n, v in self.views.items() if n != MEASURED}
-            self.broadcast = Broadcast(task.round, task.lr, vectors.pop("theta"), vectors)
-            self.received = task.version
+    def train(self, job: TrainingJob) -> TrainingAnswer:
+        if job.version != self.broadcast_version:  # a copy of its own, once a round
+            vectors = {n: self._copied(v) for n, v in self.published.items() if n != EVALUATED}
+            self.broadcast = ServerBroadcast(job.round, job.lr, vectors.pop("theta"), vectors)
+            self.broadcast_version = job.version
         own = {}
-        if task.state is not None:
-            own[task.orders[0][0]] = {name: v.clone() for name, v in self.desk.slots.get(task.state).items()}
+        if job.state is not None:
+            own[job.clients[0][0]] = {name: v.clone() for name, v in self.slots.get(job.state).items()}
         total: State = {}
         states, facts = [], []
-        for client, steps, weight in task.orders:
-            self.doing = f"round {task.round}, client {client}"
-            report = local_update(self.place, self.broadcast, Order(client, steps, own, weight))
-            if report.finite:
-                upload = weighted(report.upload, weight, self.place.method.tracked)
-                total = upload if len(task.orders) == 1 else added(total, upload)
-            states.append(report.state if report.finite else {})
-            facts.append((client, report.loss, report.sent, report.steps, report.weight, report.finite))
-        where, *kept = self.desk.slots.put(task.slot, total, *states)
-        return Trained(task.slot, where, kept, facts)
+        for client, steps, weight in job.clients:
+            self.doing = f"round {job.round}, client {client}"
+            result = local_update(self.context, self.broadcast, ClientTask(client, steps, own, weight))
+            if result.finite:
+                upload = weighted(result.upload, weight, self.context.method.tracked)
+                total = upload if len(job.clients) == 1 else added(total, upload)
+            states.append(result.state if result.finite else {})
+            facts.append((client, result.loss, result.sent, result.steps, result.weight, result.finite))
+        where, *kept = self.slots.put(job.slot, total, *states)
+        return TrainingAnswer(job.slot, where, kept, facts)
 
-    def measure(self, task: MeasuringTask) -> Tally:
-        self.doing = f"the evaluation on {task.cut.split} data"
-        if task.version != self.version:
-            self.measured, self.version = self._here(self.views[MEASURED]), task.version
-        return self.examiner.tally(self.measured, task.cut)
+    def count(self, job: CountingJob) -> BatchCounts:
+        self.doing = f"the evaluation on {job.batch.split} data"
+        if job.version != self.evaluated_version:
+            self.evaluated, self.evaluated_version = self._copied(self.published[EVALUATED]), job.version
+        return self.counter.count(self.evaluated, job.batch)
 
-    def _here(self, vector: Tensor) -> Tensor:
-        return vector.to(self.place.model.device, copy=True)
-
-
-MEASURED = "measured"
-READY = "ready"  # the first word of a worker
-IDLE = 0.01  # seconds
+    def _copied(self, vector: Tensor) -> Tensor:
+        return vector.to(self.context.model.device, copy=True)
 
 
-def serve(pipe: Connection, desk: Desk, device: torch.device) -> None:
+def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
     """The whole life of a worker: it ends with its parent, whose end of the pipe is then closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     gc.freeze()  # a collection would touch, and so copy, all that was forked
     try:
-        work = _sit_down(desk, device)
+        worker = _set_up(setup, device)
     except Exception as error:
         sentence = (
-            f"a worker process cannot take over the model, the method or the objective ({one_line(error)}): "
-            "define them in a file, or at the top level of a script that is one; workers=0 does without."
+            f"a worker process cannot load the model, the method or the objective ({one_line(error)}): "
+            "define them in a file, or at the top level of a script that is one; workers=0 works without."
         )
-        pipe.send(Failed("the start of a worker", sentence, traceback.format_exc()))
+        pipe.send(Failure("the start of a worker", sentence, traceback.format_exc()))
         return
-    with exact():
+    with deterministic():
         with suppress(OSError):
             pipe.send(READY)
         while True:
             if not pipe.poll(IDLE):
                 _give_memory_back()
             try:
-                task: Any = pipe.recv()
+                job: Any = pipe.recv()
             except (EOFError, OSError):  # the parent is gone
                 return
             try:
-                answer: Any = work.train(task) if isinstance(task, TrainingTask) else work.measure(task)
+                answer: Any = worker.train(job) if isinstance(job, TrainingJob) else worker.count(job)
             except Exception as error:
                 message = str(error) if isinstance(error, FedadcError) else None
-                answer = Failed(work.doing, message, traceback.format_exc())
+                answer = Failure(worker.doing, message, traceback.format_exc())
             with suppress(OSError):
                 pipe.send(answer)
 
 
 def _give_memory_back() -> None:
-    """Of an idle worker, which otherwise keeps it (`processes.KEEP_MEMORY`); where the C library is glibc."""
+    """An idle worker returns free memory, which it otherwise keeps (`processes.KEEP_MEMORY`); glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
-def _sit_down(desk: Desk, device: torch.device) -> _Work:
-    sys.path[:0] = desk.folders
-    place, examiner = pickle.loads(desk.pickled)
-    desk.pickled = b""  # it may be large
-    place, examiner = with_data(place, examiner, desk.data)
-    model, inputs = place.model.on(device), replace(place.inputs, device=device)
-    place, examiner = replace(place, model=model, inputs=inputs), replace(examiner, model=model, inputs=inputs)
-    return _Work(place, examiner, desk, desk.published.views())
-
-
-def with_data(place: Workplace, examiner: Examiner, shared: SharedTensors) -> tuple[Workplace, Examiner]:
-    """The same with all data in shared memory."""
-    data = shared.views()
-    clients = Clients(data["indices"].numpy(), data["offsets"].numpy())
-    splits = {name: Samples(data[f"{name}.x"], data[f"{name}.y"]) for name in ("train", *examiner.splits)}
-    return replace(place, train=splits.pop("train"), clients=clients), replace(examiner, splits=splits)
+def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:
+    sys.path[:0] = setup.folders
+    context, counter = pickle.loads(setup.pickled)
+    setup.pickled = b""  # it may be large
+    data, model, inputs = setup.data, context.model.on(device), replace(context.inputs, device=device)
+    context = replace(context, model=model, inputs=inputs, train=data.samples("train"), clients=data.clients)
+    splits = {name: data.samples(name) for name in counter.splits}
+    counter = replace(counter, model=model, inputs=inputs, splits=splits)
+    return _Worker(context, counter, setup.slots, setup.published.views())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedadc.methods.base import Method, RoundInfo, State, Vector
+from fedadc.methods.base import Method
 from fedadc.methods.ditto import Ditto
 from fedadc.methods.fedadc import FedADC
 from fedadc.methods.fedadc_double import FedADCDouble
@@ -17,6 +17,8 @@ from fedadc.methods.fedrep import FedRep
 from fedadc.methods.local_only import LocalOnly
 from fedadc.methods.scaffold import Scaffold
 from fedadc.methods.slowmo import SlowMo
+from fedadc.models.vectors import State, Vector
+from fedadc.views.round_info import RoundInfo
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,

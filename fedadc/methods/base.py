@@ -10,30 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from torch import Tensor
-
-from fedadc.errors import FedadcError, require
+from fedadc.errors import require
+from fedadc.models.flat import FlatModel
+from fedadc.models.vectors import State, Vector
 from fedadc.objectives import CrossEntropy, Objective
-from fedadc.objectives.base import State as State
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
+from fedadc.views.setup import Setup
 
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
-
-Vector = Tensor  # one flat vector, as long as theta
 Gradient = Callable[[Vector], Vector]  # point -> the gradient there; gone at the next call, so clone what you keep
-
-
-@dataclass(frozen=True)
-class RoundInfo:
-    """What the server knows when it updates: the round just trained."""
-
-    round: int  # t, from 1
-    lr: float  # η_t, the learning rate the clients used in it
-    counted: int  # |S_t|, the uploads in the mean
-    clients: int  # N
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +47,7 @@ class Method:
         """With settings filled in that follow from others, as a run's config shows them."""
         return self
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         """Refuse, with a FedadcError that says why, settings that make no sense for this method."""
 
     # at the client
@@ -106,41 +93,12 @@ class Method:
         return theta
 
 
-def vector_like(value: Any, like: Vector, source: str) -> Vector:
-    """What a method returned, if it is a vector like theta; torch would silently stretch a single number to one."""
-    if isinstance(value, Tensor) and value.shape == like.shape and value.dtype == like.dtype:
-        return value
-    shown = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-    raise FedadcError(f"{source} must return a vector like theta, {list(like.shape)} {like.dtype}, not {shown}.")
-
-
-def state_of(value: Any, source: str) -> State:
-    """What a method returned, if it is a dict of named tensors."""
-    require(isinstance(value, dict), f"{source} must return a dict of named tensors, not {type(value).__name__}.")
-    for name, tensor in value.items():
-        kind = type(tensor).__name__
-        require(
-            isinstance(tensor, Tensor), f"{source} must return a dict of named tensors, but {name!r} is of type {kind}."
-        )
-    return value  # type: ignore[no-any-return]
-
-
-def canonical(state: State) -> State:
-    """The same by name and in one piece, as a file gives it back: neither order nor strides are part of a value."""
-    return {name: state[name].contiguous() for name in sorted(state)}
-
-
-def pair_of(value: Any, source: str) -> tuple[Any, Any]:
-    require(isinstance(value, tuple) and len(value) == 2, f"{source} must return two values.")
-    return value  # type: ignore[no-any-return]
-
-
-def require_body(federation: Federation, name: str) -> None:
+def require_body(model: FlatModel, name: str) -> None:
     """Refuse a model without a split into body and head, and one that is a head alone."""
-    body = federation.model.part("embed")
+    body = model.part("embed")
     require(
         body.stop > 0,
-        f"method {name} shares the body of a model, but {type(federation.model.module).__name__} has no parameters "
+        f"method {name} shares the body of a model, but {type(model.module).__name__} has no parameters "
         "before its head; choose another model.",
     )
 

@@ -8,14 +8,13 @@ and decayed by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedadc.errors import require
-from fedadc.methods.base import Gradient, Method, State, Vector
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Gradient, Method
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +30,9 @@ class Ditto(Method):
     def __post_init__(self) -> None:
         require(0 <= self.lam < float("inf"), f"ditto: lam must not be negative, not {self.lam}.")
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         require(
-            federation.local.momentum == 0,
+            setup.local.momentum == 0,
             "method ditto takes two gradients a step, for which there is one local momentum; set local.momentum to 0.",
         )
 

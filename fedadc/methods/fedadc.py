@@ -8,14 +8,14 @@ Each client divides the momentum by its own number of steps, so each embeds exac
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
-from fedadc.methods.base import Gradient, Method, RoundInfo, State, Vector, require_beta, require_server_lr
-
-if TYPE_CHECKING:
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Gradient, Method, require_beta, require_server_lr
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fedadc.errors import require
-from fedadc.methods.base import Gradient, Method, RoundInfo, State, Vector, require_beta, require_server_lr
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Gradient, Method, require_beta, require_server_lr
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class FedADCDouble(Method):
         require_beta("fedadc_double: phi", self.phi)
         require_server_lr(self.server_lr)
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         require(
-            federation.local.momentum == 0,
+            setup.local.momentum == 0,
             "method fedadc_double has a local momentum of its own (phi); set local.momentum to 0.",
         )
 

@@ -7,13 +7,12 @@ after the federated training.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from fedadc.methods.base import Method, Vector, require_body
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Method, require_body
+from fedadc.models.vectors import Vector
+from fedadc.views.local import Local
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +22,8 @@ class FedBABU(Method):
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     travels: ClassVar[str] = "embed"
 
-    def check(self, federation: Federation) -> None:
-        require_body(federation, "fedbabu")
+    def check(self, setup: Setup) -> None:
+        require_body(setup.model, "fedbabu")
 
     def trained(self, local: Local) -> slice:
         return local.model.part("embed")

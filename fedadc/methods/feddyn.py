@@ -12,16 +12,16 @@ of unequal size is the setting `alpha_by_size`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedadc.errors import require
-from fedadc.methods.base import Method, RoundInfo, State, Vector
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Method
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +42,19 @@ class FedDyn(Method):
             f"feddyn: judged_by must be 'mean' or 'server', not {self.judged_by!r}.",
         )
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         require(
-            federation.weighting == "uniform",
+            setup.weighting == "uniform",
             "method feddyn takes the plain mean of its cohort; set cohort.weighting to uniform (method.alpha_by_size "
             "is its own way to count clients by their samples).",
         )
         require(
-            not federation.server.ensembles.resets,
+            not setup.resets_theta,
             "method feddyn's model is theta + h / alpha, which theta set back by lookahead would break; set "
             "ensembles.lookahead.reset to false.",
         )
         require(
-            federation.workplace.uplink.exact,
+            setup.exact_uplink,
             "method feddyn's h is the mean of its clients' h_k only where every delta arrives as it is; set "
             "communication.uplink to full.",
         )

@@ -7,16 +7,15 @@ clients' own models alone. Objectives that ask the received model would ask that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fedadc.errors import require
-from fedadc.methods.base import Method, State, Vector, require_body
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Method, require_body
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +26,9 @@ class FedPer(Method):
     travels: ClassVar[str] = "embed"
     personalised: ClassVar[bool] = True
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         name = type(self).__name__.lower()
-        require_body(federation, name)
+        require_body(setup.model, name)
         require(
             not self.objective.asks_the_global_model,
             f"method {name} shares no head, so {type(self.objective).__name__} cannot ask the global model for its "

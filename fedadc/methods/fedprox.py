@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedadc.errors import require
-from fedadc.methods.base import Method, Vector
-
-if TYPE_CHECKING:
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Method
+from fedadc.models.vectors import Vector
+from fedadc.views.local import Local
 
 
 @dataclass(frozen=True, kw_only=True)

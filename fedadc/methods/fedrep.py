@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from fedadc.errors import require
-from fedadc.methods.base import Gradient, Vector
+from fedadc.methods.base import Gradient
 from fedadc.methods.fedper import FedPer
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.models.vectors import Vector
+from fedadc.views.local import Local
+from fedadc.views.setup import Setup
 
 log = logging.getLogger("fedadc")
 
@@ -35,12 +32,12 @@ class FedRep(FedPer):
     def __post_init__(self) -> None:
         require(0 <= self.head_share < 1, f"fedrep: head_share must lie in [0, 1), not {self.head_share}.")
 
-    def check(self, federation: Federation) -> None:
-        super().check(federation)
-        place = federation.workplace
-        few = int((place.steps(np.arange(len(place.clients))) < 2).sum()) if self.head_share else 0
+    def check(self, setup: Setup) -> None:
+        super().check(setup)
+        steps = setup.local.count_steps(setup.client_sizes)
+        few = int((steps < 2).sum()) if self.head_share else 0
         require(
-            few < len(place.clients),
+            few < len(steps),
             "method fedrep trains the head, then the body: with one local step no head would ever be trained; raise "
             "local.epochs or local.steps, or lower local.batch_size.",
         )

@@ -7,14 +7,14 @@ initial model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedadc.errors import require
-from fedadc.methods.base import Method, RoundInfo, State, Vector
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Method
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class LocalOnly(Method):
 
     federated: ClassVar[bool] = False
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         require(
             not self.objective.asks_the_global_model,
             f"method local_only has no global model, which {type(self.objective).__name__} asks for its opinion; "

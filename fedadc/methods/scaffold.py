@@ -7,16 +7,16 @@ momentum would inflate it, and is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fedadc.errors import require
-from fedadc.methods.base import Method, RoundInfo, State, Vector, require_server_lr
-
-if TYPE_CHECKING:
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
+from fedadc.methods.base import Method, require_server_lr
+from fedadc.models.vectors import State, Vector
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Scaffold(Method):
     def __post_init__(self) -> None:
         require_server_lr(self.server_lr)
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         require(
-            federation.local.momentum == 0,
+            setup.local.momentum == 0,
             "method scaffold takes delta / (K lr) for the mean gradient of a round, which local momentum inflates; set "
             "local.momentum to 0.",
         )

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from fedadc.methods.base import Method, RoundInfo, State, Vector, require_beta, require_server_lr
+from fedadc.methods.base import Method, require_beta, require_server_lr
+from fedadc.models.vectors import State, Vector
+from fedadc.views.round_info import RoundInfo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
+from fedadc.data.batches import Batch
 from fedadc.errors import FedadcError, require
+from fedadc.models.flat import FlatModel
+from fedadc.models.vectors import State
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
+from fedadc.views.setup import Setup
 
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
-    from fedadc.methods.base import RoundInfo
-    from fedadc.models.flat import FlatModel
-
-State = dict[str, Tensor]  # named tensors, passed in and out, never kept
 ENSEMBLES = ("swa", "ema", "lookahead")  # averages over rounds that a server may keep (`federation/ensembling.py`)
 
 
@@ -44,7 +42,7 @@ class Objective:
         """Whether it compares the client's model with the one received; senseless where none is."""
         return False
 
-    def check(self, federation: Federation) -> None:
+    def check(self, setup: Setup) -> None:
         """Refuse, with a FedadcError that says why, a federation in which this objective makes no sense."""
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:

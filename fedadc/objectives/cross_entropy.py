@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedadc.data.batches import Batch
+from fedadc.models.flat import FlatModel
 from fedadc.objectives.base import Objective
-
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.local import Local
-    from fedadc.models.flat import FlatModel
+from fedadc.views.local import Local
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,19 @@ beyond that, or where it is another ensemble of the run, the server sends it alo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedadc.data.batches import Batch
 from fedadc.errors import require
-from fedadc.objectives.base import Objective, State, require_teacher, require_temperature, require_weight
-
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.local import Local
-    from fedadc.methods.base import RoundInfo
-    from fedadc.models.flat import FlatModel
+from fedadc.models.flat import FlatModel
+from fedadc.models.vectors import State
+from fedadc.objectives.base import Objective, require_teacher, require_temperature, require_weight
+from fedadc.views.local import Local
+from fedadc.views.round_info import RoundInfo
 
 
 @dataclass(frozen=True, kw_only=True)

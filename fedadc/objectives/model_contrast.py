@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedadc.data.batches import Batch
 from fedadc.errors import require
-from fedadc.objectives.base import Objective, State, require_temperature, require_weight
-
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.federation import Federation
-    from fedadc.federation.local import Local
-    from fedadc.models.flat import FlatModel
+from fedadc.models.flat import FlatModel
+from fedadc.models.vectors import State
+from fedadc.objectives.base import Objective, require_temperature, require_weight
+from fedadc.views.local import Local
+from fedadc.views.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,8 @@ class ModelContrast(Objective):
     def asks_the_global_model(self) -> bool:
         return self.mu > 0
 
-    def check(self, federation: Federation) -> None:
-        model = federation.model
+    def check(self, setup: Setup) -> None:
+        model = setup.model
         model.part("head")  # refuses a model without one
         name = type(model.module).__name__
         require(
@@ -55,7 +54,7 @@ class ModelContrast(Objective):
             "256, of mlp, cnn or resnet18 (in a model of your own: a module `projection` that ends `embed`).",
         )
         require(
-            model.is_head_of_embed(federation.example),
+            model.is_head_of_embed(setup.example),
             f"objective model_contrast trains head(embed(x)), but forward(x) of {name} is something else.",
         )
 

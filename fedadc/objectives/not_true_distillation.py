@@ -7,17 +7,15 @@ teacher is the received global model: the client may learn its own labels and sh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedadc.data.batches import Batch
+from fedadc.models.flat import FlatModel
 from fedadc.objectives.base import Objective, require_temperature, require_weight
-
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.local import Local
-    from fedadc.models.flat import FlatModel
+from fedadc.views.local import Local
 
 
 @dataclass(frozen=True, kw_only=True)

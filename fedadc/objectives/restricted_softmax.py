@@ -8,18 +8,16 @@ classifier has no bias; here the whole logit is scaled, bias included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedadc.data.batches import Batch
 from fedadc.errors import require
+from fedadc.models.flat import FlatModel
 from fedadc.objectives.base import Objective
-
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.local import Local
-    from fedadc.models.flat import FlatModel
+from fedadc.views.local import Local
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedadc.data.batches import Batch
 from fedadc.errors import require
+from fedadc.models.flat import FlatModel
 from fedadc.objectives.base import ENSEMBLES, Objective, require_teacher, require_temperature
 from fedadc.objectives.cross_entropy import CrossEntropy
-
-if TYPE_CHECKING:
-    from fedadc.data.batches import Batch
-    from fedadc.federation.local import Local
-    from fedadc.models.flat import FlatModel
+from fedadc.views.local import Local
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,14 @@ from torch import Tensor
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps
 from fedadc.data.dataset import Array, Normalisation, Samples
 from fedadc.errors import Diverged, require
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order, Workplace, local_update
+from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedProx, Method
-from fedadc.methods.base import Vector
 from fedadc.models.flat import FlatModel
+from fedadc.models.vectors import Vector
 from fedadc.objectives import SelfConfidence
+from fedadc.training.local import ClientContext, local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.views.local_work import LocalWork
 
 REGULARIZERS = ("none", "prox", "confidence")
 LAYERS = ("head", "all")
@@ -88,7 +90,7 @@ class Part:
 
 def part_of(federation: Federation, theta: Vector, layers: Layers) -> Part:
     """Of a federation's model at theta, which becomes its present one."""
-    model, place, cut = federation.model, federation.workplace, federation.examiner.evaluation.batch_size
+    model, place, cut = federation.model, federation.context, federation.counter.evaluation.batch_size
     model.theta.copy_(theta)
     if layers == "all":
         return Part(model, model.theta.clone(), "", place.inputs, place.augment, cut, Samples.take)
@@ -117,19 +119,19 @@ def require_split(model: FlatModel, example: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Desk(Workplace):
+class Desk(ClientContext):
     """The workplace of one client: all samples there are its own."""
 
     def data(self, client: int) -> ClientData:
         return ClientData(self.train, np.arange(len(self.train)), self.classes, self.inputs, self.augment)
 
 
-def calibrated(part: Part, place: Workplace, client: int, own: Samples, work: LocalWork, method: Method) -> Vector:
+def calibrated(part: Part, place: ClientContext, client: int, own: Samples, work: LocalWork, method: Method) -> Vector:
     """The part of a client's model after local work on its own samples, as the part sees them."""
     seen = part.inputs, part.augment
     desk = Desk(part.model, method, work, own, place.clients, place.classes, *seen, place.seed)
     steps = int(count_steps(np.array([len(own)]), work.batch_size, work.steps, work.epochs)[0])
-    report = local_update(desk, Broadcast(ROUND, work.lr, part.start, {}), Order(client, steps))
+    report = local_update(desk, ServerBroadcast(ROUND, work.lr, part.start, {}), ClientTask(client, steps))
     if not report.finite:
         raise Diverged(f"client {client}: calibration has left the finite numbers; lower the learning rate (--lr).")
     return part.model.theta.clone()  # where the inner loop has come to; start - delta would round

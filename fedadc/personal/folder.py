@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedadc.durable import LOCK, PARTIAL, flush_folder, locked, packed, write_all_durably
 from fedadc.errors import FedadcError, require
 from fedadc.models.build import read_weights
-from fedadc.record import model_facts, model_in
+from fedadc.runs.record import model_facts, model_in
+from fedadc.system.files import LOCK, PARTIAL, flush_folder, locked, packed, write_all_durably
 
 NAME = "personal"  # in a run directory; for changed data personal-DATA
 TABLE, SUMMARY, PICTURE = "clients.csv", "summary.json", "personal.png"

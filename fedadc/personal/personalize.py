@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.errors import require
-from fedadc.exact import exact, resolve_device
 from fedadc.personal.folder import PICTURE, SUMMARY, TABLE, PersonalFolder, check_place
 from fedadc.personal.picture import plot_gains
 from fedadc.personal.request import Request
 from fedadc.personal.results import Row, as_csv
 from fedadc.personal.subject import Watcher, file_of, subject_of
-from fedadc.record import RecordedRun, read_run
+from fedadc.runs.record import RecordedRun, read_run
+from fedadc.system.determinism import deterministic, resolve_device
 
 log = logging.getLogger("fedadc")
 
@@ -69,7 +69,7 @@ def personalize(
     result = Personalisation()
     for run, config, file, label, place in zip(recorded, configs, files, _labels(recorded), places, strict=True):
         subject = subject_of(run, config, file, label, request, data_dir, resolve_device(device))
-        with PersonalFolder.written(place, subject.round) as folder, exact():
+        with PersonalFolder.written(place, subject.round) as folder, deterministic():
             rows = subject.measured(folder, watch)
             folder.keep_texts({TABLE: as_csv(rows), SUMMARY: subject.summary(rows)})
             plot_gains(rows, folder.part / PICTURE)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedadc.analysis.plots import COLOURS, STYLES, plain, save_png
 from fedadc.personal.results import Row
-from fedadc.picture import COLOURS, STYLES, plain, save_png
 
 DRAWN = 400  # points of a row, at most
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedadc.config import Config
+from fedadc.config.settings import Config
 from fedadc.errors import require
 from fedadc.personal.calibrate import Calibration, Layers, usual_work
 from fedadc.personal.folder import NAME

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedadc.config import Config, load_config
+from fedadc.config.build import DEFAULT_TEST_SHARE, Plan, load_data
+from fedadc.config.settings import Config, load_config
+from fedadc.config.yaml import overlay, read_yaml
 from fedadc.data.dataset import Clients, Dataset, Samples
-from fedadc.data.own import npz_like
-from fedadc.data.partition import Natural, deal
+from fedadc.data.loaders.arrays import npz_like
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require
-from fedadc.plan import DEFAULT_TEST_SHARE, Plan, load_data
+from fedadc.partitions import Natural, deal
 from fedadc.rng import generator
-from fedadc.tree import overlay, read_yaml
 
 log = logging.getLogger("fedadc")
 

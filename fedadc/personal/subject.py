@@ -10,29 +10,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedadc.checkpoint import FOLDER as CHECKPOINTS
-from fedadc.checkpoint import Checkpoints
-from fedadc.config import CohortConfig, Config
-from fedadc.directory import mark_of_metrics
-from fedadc.environment import read_facts, text_of
+from fedadc.communication.network import Communication
+from fedadc.config.build import Plan, prepare
+from fedadc.config.settings import CohortConfig, Config
 from fedadc.errors import FedadcError, require
-from fedadc.federation.communication import Communication
-from fedadc.federation.ensembling import Ensembles
-from fedadc.federation.faults import Faults
-from fedadc.federation.rounds import RunState
-from fedadc.federation.store import Storage
-from fedadc.identity import mark_of
 from fedadc.methods import FedAvg, Method
-from fedadc.methods.base import Vector
 from fedadc.models.build import read_weights
+from fedadc.models.vectors import Vector
 from fedadc.objectives import CrossEntropy
 from fedadc.personal.calibrate import Calibration, Part, calibrated, part_of
 from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.request import Request, client_numbers
 from fedadc.personal.results import Count, Row
 from fedadc.personal.shares import Shares, changed_shares, shares_of
-from fedadc.plan import Plan, prepare
-from fedadc.record import METRICS, RecordedRun, model_in, saved_model
+from fedadc.runs.checkpoint import FOLDER as CHECKPOINTS
+from fedadc.runs.checkpoint import Checkpoints
+from fedadc.runs.directory import mark_of_metrics
+from fedadc.runs.environment import read_facts, text_of
+from fedadc.runs.fingerprint import mark_of
+from fedadc.runs.record import METRICS, RecordedRun, model_in, saved_model
+from fedadc.training.client_states import Storage
+from fedadc.training.ensembles import Ensembles
+from fedadc.training.faults import Faults
+from fedadc.training.state import RunState
 
 Watcher = Callable[[str, int], None]  # called after every client with the run and how many clients there are
 Models = dict[str, Vector]  # a client's own, by regularizer
@@ -96,7 +96,7 @@ class Subject:
     def _models(self, client: int, shares: Shares) -> Models:
         if self.own is not None:
             return {"own": self.own(client)}
-        place, work = self.plan.federation.workplace, self.calibration.work
+        place, work = self.plan.federation.context, self.calibration.work
         seen = self.part.seen(shares.train, shares.clients[client])
         return {
             way: calibrated(self.part, place, client, seen, work, self.calibration.method(way)) for way in self._ways()

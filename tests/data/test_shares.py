@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedadc.data.dataset import Clients
-from fedadc.data.partition import Dirichlet, SortAndPartition
 from fedadc.data.shares import local_shares
+from fedadc.partitions import Dirichlet, SortAndPartition
 from fedadc.rng import generator
 
 LABELS, TEST = np.repeat(np.arange(10), 200), np.repeat(np.arange(10), 100)

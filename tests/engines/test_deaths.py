@@ -16,18 +16,19 @@ import torch
 
 from conftest import small_federation
 from family import eventually, linux, workers_alive
-from fedadc.config import load_config
-from fedadc.directory import RunDirectory
-from fedadc.engines.workers import MOST_DEATHS, Workers
+from fedadc.config.build import prepare
+from fedadc.config.settings import load_config
+from fedadc.engines.pool import MOST_DEATHS
+from fedadc.engines.workers import Workers
 from fedadc.errors import FedadcError
-from fedadc.evaluate import Evaluation
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
+from fedadc.evaluation.metrics import Evaluation
+from fedadc.federation import Federation
 from fedadc.methods import METHODS, FedAvg, FedDyn, Method
 from fedadc.models import MLP
-from fedadc.plan import prepare
-from fedadc.runner import execute
-from test_checkpoint import CONFIG
+from fedadc.runs.directory import RunDirectory
+from fedadc.runs.runner import execute
+from fedadc.views.local_work import LocalWork
+from snapshots import CONFIG
 
 pytestmark = linux
 

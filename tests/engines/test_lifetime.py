@@ -19,7 +19,7 @@ import torch
 from conftest import small_federation
 from family import alive, descendants, eventually, linux
 from fedadc.errors import FedadcError
-from fedadc.federation.federation import Federation
+from fedadc.federation import Federation
 from fedadc.methods import FedAvg
 from fedadc.models import MLP
 
@@ -33,8 +33,8 @@ def named_memory() -> set[str]:
 def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`fedadc run` with two workers, some rounds on its way, in a session of its own as in a terminal."""
     config, out = tmp_path / "long.yaml", tmp_path / "out"
-    subprocess.run([sys.executable, "-m", "fedadc.cli", "init", str(config)], check=True, capture_output=True)
-    command = [sys.executable, "-m", "fedadc.cli", "run", str(config), "rounds=100000", "--out", str(out)]
+    subprocess.run([sys.executable, "-m", "fedadc", "init", str(config)], check=True, capture_output=True)
+    command = [sys.executable, "-m", "fedadc", "run", str(config), "rounds=100000", "--out", str(out)]
     process = subprocess.Popen(
         [*command, "--workers", "2"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -71,9 +71,9 @@ def test_ctrl_c_ends_the_run_and_leaves_nobody(long_run: tuple[subprocess.Popen[
 def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> None:
     """While torch is being imported here and in the server of the workers."""
     config = tmp_path / "fedadc.yaml"
-    subprocess.run([sys.executable, "-m", "fedadc.cli", "init", str(config)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "fedadc", "init", str(config)], check=True, capture_output=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedadc.cli", "run", str(config), "rounds=100000", "--workers", "2"],
+        [sys.executable, "-m", "fedadc", "run", str(config), "rounds=100000", "--workers", "2"],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -189,7 +189,7 @@ def test_the_command_line_says_in_which_round_and_by_which_client(workers: str, 
     (tmp_path / "mine.py").write_text(
         "import fedadc\nclass Bad(fedadc.FedAvg):\n    def step(self, theta, grad, local):\n        return None\n"
     )
-    command = [sys.executable, "-m", "fedadc.cli"]
+    command = [sys.executable, "-m", "fedadc"]
     subprocess.run([*command, "init", "c.yaml"], check=True, capture_output=True, cwd=tmp_path)
     bad = [*command, "run", "c.yaml", "method=mine:Bad", "--workers", workers]
     done = subprocess.run(bad, capture_output=True, text=True, timeout=60, cwd=tmp_path)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fedadc.config import load_config
-from fedadc.engines.workers import _shares
-from fedadc.federation.aggregate import BLOCK
-from fedadc.federation.local import Order
-from fedadc.federation.rounds import train
+from fedadc.config.build import prepare
+from fedadc.config.settings import load_config
+from fedadc.engines.blocks import grouped
 from fedadc.methods import METHODS, PAIRS
-from fedadc.plan import prepare
-from fedadc.runner import run
+from fedadc.runs.runner import run
+from fedadc.training.aggregate import BLOCK
+from fedadc.training.messages import ClientTask
+from fedadc.training.rounds import train
 
 CONFIG: dict[str, Any] = {
     "rounds": 3,
@@ -82,7 +82,7 @@ def test_workers_with_nothing_to_train_evaluate() -> None:
     config = load_config({**tree, "local": {"steps": 300}, "evaluate": {"batch_size": 20}})
     federation = prepare(config, workers=3).federation
     engine: Any = federation.engine
-    tallies = engine.measure(federation.start().theta, federation.examiner.cuts())
+    tallies = engine.count(federation.start().theta, federation.counter.cuts())
     round = next(train(federation, 1, federation.start()))
     waiting = len(engine._uncounted)
     counted = len(list(tallies))
@@ -92,8 +92,8 @@ def test_workers_with_nothing_to_train_evaluate() -> None:
 
 def shares(steps: list[int], workers: int) -> list[int]:
     """The sizes of the shares of clients with so many steps."""
-    orders = [Order(client, h) for client, h in enumerate(steps)]
-    cut = [list(share) for share in _shares(orders, workers)]
+    orders = [ClientTask(client, h) for client, h in enumerate(steps)]
+    cut = [list(share) for share in grouped(orders, workers)]
     assert [order for share in cut for order in share] == orders  # nobody is lost, and in order
     return [len(share) for share in cut]
 

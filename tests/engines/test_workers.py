@@ -15,13 +15,14 @@ import torch
 from conftest import small_federation
 from family import eventually, linux, workers_alive
 from fedadc.errors import FedadcError
-from fedadc.evaluate import Evaluation
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order
-from fedadc.federation.rounds import RunState
+from fedadc.evaluation.metrics import Evaluation
+from fedadc.federation import Federation
 from fedadc.methods import METHODS, FedAvg, Method
 from fedadc.models import MLP, FlatModel
 from fedadc.objectives import GlobalDistillation, ModelContrast
+from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.state import RunState
+from fedadc.views.local_work import LocalWork
 
 
 def federation(method: Method, workers: int, **kw: Any) -> Federation:
@@ -221,8 +222,8 @@ def test_the_users_settings_of_torch_change_no_bit() -> None:
 
 def test_two_rounds_at_once_are_refused() -> None:
     trained = federation(FedAvg(), 1)
-    orders = [Order(k, 1) for k in range(4)]
-    broadcast = Broadcast(1, 0.1, trained.start().theta, {})
+    orders = [ClientTask(k, 1) for k in range(4)]
+    broadcast = ServerBroadcast(1, 0.1, trained.start().theta, {})
     first = trained.engine.run(broadcast, orders)
     next(first)
     with pytest.raises(FedadcError, match="one round at a time"):

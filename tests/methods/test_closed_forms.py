@@ -16,10 +16,7 @@ from conftest import small_federation
 from fedadc.data import Dataset, from_clients
 from fedadc.data.batches import shuffled
 from fedadc.data.dataset import Samples
-from fedadc.data.partition import Pooled
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
-from fedadc.federation.rounds import Round, RunState
+from fedadc.federation import Federation
 from fedadc.methods import (
     Ditto,
     FedAdagrad,
@@ -48,7 +45,10 @@ from fedadc.objectives import (
     RestrictedSoftmax,
     SelfConfidence,
 )
+from fedadc.partitions import Pooled
 from fedadc.rng import generator
+from fedadc.training.state import Round, RunState
+from fedadc.views.local_work import LocalWork
 
 LN2 = math.log(2)
 

@@ -14,16 +14,19 @@ import yaml
 from torch.nn.utils import vector_to_parameters
 
 from conftest import small_federation
-from fedadc.config import load_config
+from fedadc.config.build import prepare
+from fedadc.config.settings import load_config
 from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
-from fedadc.methods import METHODS, FedAvg, Method, RoundInfo
+from fedadc.federation import Federation
+from fedadc.methods import METHODS, FedAvg, Method
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES, CrossEntropy, GlobalDistillation, ModelContrast
-from fedadc.plan import prepare
-from fedadc.runner import run
+from fedadc.runs.runner import run
+from fedadc.training.local import local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.views.local_work import LocalWork
+from fedadc.views.round_info import RoundInfo
 
 WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep")
 REFUSED = [(m, o) for m in WITHOUT_A_GLOBAL_MODEL for o, cls in OBJECTIVES.items() if cls().asks_the_global_model]
@@ -46,7 +49,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     assert torch.equal(first.state.theta, second.state.theta)
     for a, b in zip(first.history, second.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    travelling = first.plan.federation.workplace.travelling  # FedPer's head stays at home
+    travelling = first.plan.federation.context.travelling  # FedPer's head stays at home
     vectors = first.state.theta[travelling].numel() * 4 * 5 * METHODS[method].federated
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
     assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}
@@ -87,11 +90,11 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
             return {k: torch.rand(v.shape, generator=random, dtype=torch.float64) for k, v in vectors.items()}
 
         whole = drawn(state.server)
-        sent = Broadcast(1, 0.1, state.theta.clone(), {name: whole[name] for name in federation.downlink})
+        sent = ServerBroadcast(1, 0.1, state.theta.clone(), {name: whole[name] for name in federation.downlink})
         own = drawn({**cls().client_state(state.theta), **loss.client_state(state.theta)})
         seen = {"theta": sent.theta, **{f"server {k}": v for k, v in whole.items()}, **own}
         before = {name: vector.clone() for name, vector in seen.items()}
-        report = local_update(federation.workplace, sent, Order(3, 4, {3: own}))
+        report = local_update(federation.context, sent, ClientTask(3, 4, {3: own}))
         info = RoundInfo(round=1, lr=0.1, counted=1, clients=6)
         kind().update(sent.theta, whole, report.upload, info)
         loss.follow(sent.theta, whole, info)
@@ -174,7 +177,7 @@ def test_a_gradient_taken_elsewhere_leaves_theta_alone() -> None:
     module = MLP((5,), 4, [6]).double()
     work = LocalWork(epochs=1, batch_size=100, lr=0.1)
     federation = Federation(model=module, data=data, method=Sharpness(), local=work)
-    place, start = federation.workplace, federation.start().theta
+    place, start = federation.context, federation.start().theta
     x, y = place.inputs.gather(place.train, place.clients[2])
 
     def gradient(theta: torch.Tensor) -> torch.Tensor:
@@ -184,7 +187,7 @@ def test_a_gradient_taken_elsewhere_leaves_theta_alone() -> None:
 
     g = gradient(start)
     expected = 0.1 * gradient(start + 0.3 * g / g.norm())
-    report = local_update(place, Broadcast(1, 0.1, start, {}), Order(2, 1))
+    report = local_update(place, ServerBroadcast(1, 0.1, start, {}), ClientTask(2, 1))
     assert torch.allclose(report.upload["delta"], expected, atol=1e-14)
 
 

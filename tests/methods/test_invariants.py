@@ -12,16 +12,18 @@ import pytest
 import torch
 
 from conftest import small_federation
-from fedadc.engines import Engine
-from fedadc.federation.aggregate import Part
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order
-from fedadc.federation.rounds import Round, RunState
-from fedadc.federation.schedule import Cosine
-from fedadc.federation.store import Storage
-from fedadc.methods import Ditto, FedADC, FedAvg, FedDyn, FedPer, FedRep, FedYogi, LocalOnly, Method, Scaffold, State
+from fedadc.engines.base import Engine
+from fedadc.federation import Federation
+from fedadc.methods import Ditto, FedADC, FedAvg, FedDyn, FedPer, FedRep, FedYogi, LocalOnly, Method, Scaffold
 from fedadc.models import MLP
+from fedadc.models.vectors import State
 from fedadc.objectives import GlobalDistillation, ModelContrast
+from fedadc.schedules import Cosine
+from fedadc.training.aggregate import PartialSum
+from fedadc.training.client_states import Storage
+from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.state import Round, RunState
+from fedadc.views.local_work import LocalWork
 
 CLIENTS, ROUNDS = 6, 6
 SIZES = np.bincount(small_federation(clients=CLIENTS).owners)
@@ -53,7 +55,7 @@ class Losing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Part]:
+    def run(self, broadcast: ServerBroadcast, orders: Sequence[ClientTask]) -> Iterator[PartialSum]:
         for place, part in enumerate(self.engine.run(broadcast, orders)):
             if broadcast.round not in self.silent and (place + broadcast.round) % 2 == 0:
                 yield part

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import small_federation
+from conftest import small_federation, steps_of
 from fedadc.data import from_clients
-from fedadc.data.partition import Pooled
 from fedadc.errors import FedadcError
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order, Report, local_update
-from fedadc.federation.rounds import Round
-from fedadc.federation.schedule import Cosine
+from fedadc.federation import Federation
 from fedadc.methods import METHODS, Ditto, FedAvg, FedBABU, FedPer, FedRep, LocalOnly, Method
 from fedadc.models import MLP, Logistic
 from fedadc.objectives import OBJECTIVES, CrossEntropy, ModelContrast
+from fedadc.partitions import Pooled
+from fedadc.schedules import Cosine
+from fedadc.training.local import local_update
+from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
+from fedadc.training.state import Round
+from fedadc.views.local_work import LocalWork
 
 # The clip is often at work, and it matters what the norm is taken of.
 WORK = LocalWork(epochs=2, batch_size=4, lr=0.2, weight_decay=0.05, clip=0.5, schedule=Cosine(final=0.2))
@@ -142,24 +144,24 @@ def test_a_hard_pull_holds_dittos_own_models_near_the_global_one() -> None:
         sent = done.state.theta
 
 
-def reports(method: Method, work: LocalWork = WORK, **kw: Any) -> tuple[Federation, list[Report]]:
+def reports(method: Method, work: LocalWork = WORK, **kw: Any) -> tuple[Federation, list[ClientResult]]:
     """All clients' reports of a second round, after one in which half of them took part."""
     made = federation(method, work, **kw)
     state = next(made.rounds(1)).state
-    place, server = made.workplace, {name: state.server[name] for name in made.downlink}
-    sent = Broadcast(2, 0.2, state.theta, server)
-    steps = place.steps(np.arange(len(made.clients))).tolist()
-    return made, [local_update(place, sent, Order(k, h, state.clients)) for k, h in enumerate(steps)]
+    place, server = made.context, {name: state.server[name] for name in made.downlink}
+    sent = ServerBroadcast(2, 0.2, state.theta, server)
+    steps = steps_of(place, np.arange(len(made.clients))).tolist()
+    return made, [local_update(place, sent, ClientTask(k, h, state.clients)) for k, h in enumerate(steps)]
 
 
 def test_the_body_is_the_mean_of_the_clients_bodies() -> None:
     made = federation(FedPer(), cohort=None)
-    before, place = made.start(), made.workplace
+    before, place = made.start(), made.context
     for done in made.rounds(4):
-        steps, sent = place.steps(np.arange(6)).tolist(), Broadcast(done.round, done.lr, before.theta, {})
+        steps, sent = steps_of(place, np.arange(6)).tolist(), ServerBroadcast(done.round, done.lr, before.theta, {})
         ends = []
         for k, h in enumerate(steps):
-            report = local_update(place, sent, Order(k, h, before.clients))
+            report = local_update(place, sent, ClientTask(k, h, before.clients))
             ends.append(FedPer().personal(before.theta - report.upload["delta"], report.state))
             assert torch.equal(report.state["head"], done.state.clients[k]["head"])
         body = slice(0, network_cut())
@@ -205,7 +207,7 @@ def test_fedrep_trains_the_head_and_then_the_body(share: float, steps: int, head
     method = Watched(head_share=share)
     work = LocalWork(steps=steps, batch_size=4, lr=0.2, momentum=momentum, weight_decay=0.05)
     made = federation(method, work)
-    report = local_update(made.workplace, Broadcast(1, 0.2, made.start().theta, {}), Order(2, steps))
+    report = local_update(made.context, ServerBroadcast(1, 0.2, made.start().theta, {}), ClientTask(2, steps))
     end = method.personal(made.start().theta - report.upload["delta"], report.state)
     head, body = made.model.part("head"), made.model.part("embed")
     moved = [

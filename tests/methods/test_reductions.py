@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import small_federation
+from conftest import small_federation, steps_of
 from fedadc.data import from_arrays, from_clients
-from fedadc.data.partition import Pooled, SortAndPartition
 from fedadc.errors import FedadcError
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import Broadcast, LocalWork, Order, local_update
-from fedadc.federation.rounds import Round
-from fedadc.federation.schedule import Cosine
+from fedadc.federation import Federation
 from fedadc.methods import (
     FedAdagrad,
     FedAdam,
@@ -41,6 +37,12 @@ from fedadc.objectives import (
     RestrictedSoftmax,
     SelfConfidence,
 )
+from fedadc.partitions import Pooled, SortAndPartition
+from fedadc.schedules import Cosine
+from fedadc.training.local import local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.state import Round
+from fedadc.views.local_work import LocalWork
 
 WORK = LocalWork(epochs=2, batch_size=4, lr=0.2, weight_decay=0.01, clip=2.0, schedule=Cosine(final=0.2))
 
@@ -151,9 +153,9 @@ def one_update(method: Method, m: torch.Tensor | None = None, client: int = 2) -
     federation = Federation(model=Logistic((5,), 4).double(), data=small_federation(), method=method, local=WORK)
     state = federation.start()
     m = torch.randn(state.theta.shape, dtype=torch.float64) if m is None else m
-    place = federation.workplace
-    order = Order(client, int(place.steps(np.array([client]))[0]))
-    return local_update(place, Broadcast(1, 0.2, state.theta, {"m": m}), order), m
+    place = federation.context
+    order = ClientTask(client, int(steps_of(place, np.array([client]))[0]))
+    return local_update(place, ServerBroadcast(1, 0.2, state.theta, {"m": m}), order), m
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -175,9 +177,9 @@ def test_every_client_embeds_exactly_beta_m_whatever_its_h(nesterov: bool, clien
     )
     start = federation.start().theta
     m = torch.randn(start.shape, dtype=torch.float64)
-    place = federation.workplace
-    order = Order(client, int(place.steps(np.array([client]))[0]))
-    report = local_update(place, Broadcast(1, 0.2, start, {"m": m}), order)
+    place = federation.context
+    order = ClientTask(client, int(steps_of(place, np.array([client]))[0]))
+    report = local_update(place, ServerBroadcast(1, 0.2, start, {"m": m}), order)
     assert_equal(report.upload["delta"].numpy(), (0.2 * 0.6 * m).numpy())
 
 

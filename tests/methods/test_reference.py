@@ -14,9 +14,7 @@ import torch
 import reference
 from conftest import small_federation
 from fedadc.data.batches import shuffled
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
-from fedadc.federation.schedule import Exponential
+from fedadc.federation import Federation
 from fedadc.methods import (
     Ditto,
     FedAdagrad,
@@ -45,6 +43,8 @@ from fedadc.objectives import (
     SelfConfidence,
 )
 from fedadc.rng import generator
+from fedadc.schedules import Exponential
+from fedadc.views.local_work import LocalWork
 
 CLIENTS, ROUNDS, SEED = 6, 6, 3
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedadc.config import load_config
+from fedadc.config.build import prepare
+from fedadc.config.settings import load_config
 from fedadc.data import Normalisation, from_arrays
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError
-from fedadc.federation.federation import Federation
-from fedadc.federation.local import LocalWork
+from fedadc.federation import Federation
 from fedadc.models import CNN, MLP
-from fedadc.plan import prepare
+from fedadc.views.local_work import LocalWork
 
 
 def images(channels: int = 3) -> Any:
@@ -50,7 +50,7 @@ class Stride(nn.Module):
 
 
 def chosen(model: nn.Module, data: Any = None, **kw: Any) -> bool:
-    return Federation(model=model, data=data or images(), clients=4, **kw).workplace.inputs.channels_last
+    return Federation(model=model, data=data or images(), clients=4, **kw).context.inputs.channels_last
 
 
 def test_convolutions_get_pixels_and_others_planes() -> None:

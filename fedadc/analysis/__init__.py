@@ -1,0 +1,1 @@
+"""Many runs together: compared, plotted, run as an experiment."""

@@ -1,0 +1,47 @@
+"""The paper's heart in a minute: FedAvg, SlowMo, FedADC and FedADC+ on digits, two labels per client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedadc.config.settings import Config, load_config
+
+BASE: dict[str, Any] = {
+    "rounds": 60,
+    "data": {"name": "digits", "clients": 50, "partition": {"name": "sort", "labels_per_client": 2}},
+    "model": {"name": "mlp", "hidden": [64, 64]},
+    "local": {"steps": 8, "batch_size": 16, "lr": 0.1},
+    "cohort": {"size": 10},
+}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> (label, method)
+    "fedavg": ("FedAvg", {"name": "fedavg"}),
+    "slowmo": ("SlowMo", {"name": "slowmo", "beta": 0.9}),
+    "fedadc-heavy-ball": ("FedADC heavy-ball", {"name": "fedadc", "beta": 0.9}),
+    "fedadc-nesterov": ("FedADC Nesterov", {"name": "fedadc", "beta": 0.9, "nesterov": True}),
+    "fedadc+": ("FedADC+", {"name": "fedadc+", "beta": 0.9, "nesterov": True}),
+}
+TARGET = 0.9
+TITLE = "digits, 50 clients with 2 labels each, 10 per round"
+
+
+def configs(seeds: int) -> Iterator[tuple[str, Config]]:
+    """(run directory, config) of every run of the demo."""
+    for seed in range(seeds):
+        for folder, (label, method) in METHODS.items():
+            yield f"{folder}-seed{seed}", load_config({**BASE, "seed": seed, "label": label, "method": method})
+
+
+def run_demo(out: Path, seeds: int, overwrite: bool, watch: Callable[[str, dict[str, Any]], None]) -> list[Path]:
+    """All runs, one directory each."""
+    from fedadc.runs.directory import check_free
+    from fedadc.runs.runner import run
+
+    planned = list(configs(seeds))
+    for name, _ in planned:
+        check_free(out / name, overwrite)
+    for name, config in planned:
+        run(config, out=out / name, overwrite=overwrite, watch=partial(watch, name))
+    return [out / name for name, _ in planned]

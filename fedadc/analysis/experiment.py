@@ -1,0 +1,277 @@
+"""An experiment file: several methods, each with a grid of settings, every setting with every seed.
+
+Each method gets the same number of settings. The one with the best mean over seeds on validation data is its own; the
+table shows the test figures of that one, which took no part in the choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import statistics
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedadc.analysis.compare import AXES, final, higher_is_better
+from fedadc.config.build import prepare
+from fedadc.config.schema import Schema
+from fedadc.config.settings import TABLES, Config, load_config
+from fedadc.config.yaml import changed, overlay, read_yaml
+from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require, unknown
+from fedadc.evaluation.evaluator import reaches
+from fedadc.runs.record import MODEL, RecordedRun, model_in, read_run
+from fedadc.runs.runner import RunResult, run
+from fedadc.system.files import write_text
+from fedadc.system.processes import interrupts_wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One row of the table: what differs from `base`, and the settings to choose from."""
+
+    set: dict[str, Any] = field(default_factory=dict)  # laid over `base`
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # key.sub -> values; all combinations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What an experiment file says."""
+
+    title: str
+    base: dict[str, Any]  # a config without method and seed
+    runs: dict[str, Any]  # label -> candidate
+    seeds: list[int]
+    budget: int  # settings per label, the same for all
+    choose_by: str = "validation_accuracy"
+    target: float | None = None  # the accuracy whose first round is told
+    x: str = "round"  # against what curves are plotted: an axis of `fedadc compare --x`
+
+    def __post_init__(self) -> None:
+        require(bool(self.seeds), "seeds must name at least one seed.")
+        require(len(set(self.seeds)) == len(self.seeds), f"seeds name one twice: {self.seeds}.")
+        require(bool(self.runs), "runs must name at least one method.")
+        if self.x not in AXES:
+            raise unknown("x", self.x, AXES)
+        require(self.target is None or 0 < self.target <= 1, f"target is a share such as 0.9, not {self.target}.")
+        require(
+            not self.choose_by.startswith("test"),
+            f"choose_by is {self.choose_by}, but settings are never chosen on test data; name a validation metric.",
+        )
+
+    @property
+    def metric(self) -> str:
+        """What its table and its plot show: of the models by which settings are chosen."""
+        return "personal_accuracy" if self.choose_by.startswith("validation_personal_") else "test_accuracy"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one label with one seed."""
+
+    label: str
+    number: int  # of the setting
+    setting: dict[str, Any]  # of the grid
+    config: Config
+    folder: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a label, and by what figures."""
+
+    label: str
+    setting: dict[str, Any]
+    scores: list[tuple[dict[str, Any], float | None]]  # of all settings; None: training diverged
+    runs: list[RecordedRun]  # none where all settings diverged
+
+    def described(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.setting.items()) or (
+            "as given" if self.runs else "all diverged"
+        )
+
+
+def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
+    """The experiment of a file and all its trials; every config in it is checked."""
+    schema, tree = Schema(TABLES, path.resolve().parent), read_yaml(path)
+    require("rounds" not in tree, f"{path} is the config of one run; train it with `fedadc run {path}`.")
+    experiment = schema.build(Experiment, tree)
+    trials = list(_trials(experiment, schema))
+    for trial in trials:
+        method, measured = trial.config.method, {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
+        known = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalised}
+        require(
+            experiment.choose_by in {f"validation_{metric}" for metric in known},
+            f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "
+            f"{', '.join(f'validation_{metric}' for metric in sorted(known))} (see evaluate.metrics).",
+        )
+    return experiment, trials
+
+
+def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
+    folders: dict[str, str] = {}
+    for label, tree in experiment.runs.items():
+        candidate = schema.build(Candidate, tree or {}, f"runs.{label}")
+        grid = [[(key, value) for value in values] for key, values in candidate.grid.items()]
+        points = list(product(*grid))
+        require(
+            len(points) == experiment.budget,
+            f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every one.",
+        )
+        slug = re.sub(r"[^\w+]+", "-", label.lower()).strip("-")
+        require(bool(slug), f"runs: the label {label!r} has no letter or digit to name its folder after.")
+        other = folders.setdefault(slug, label)
+        require(other == label, f"runs {other!r} and {label!r} would share the folder {slug!r}; rename one of them.")
+        marks = set()
+        for number, point in enumerate(points, start=1):
+            tree = overlay(experiment.base, candidate.set)
+            for key, value in point:
+                tree = changed(tree, key, value)
+            for seed in experiment.seeds:
+                config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
+                require(
+                    config.data.validation is not None,
+                    f"runs.{label} has no validation data, on which settings could be chosen; set data.validation.",
+                )
+                mark = _mark(config)
+                yield Trial(label, number, dict(point), config, f"{slug}/{mark}-seed{seed}")
+            require(mark not in marks, f"runs.{label}.grid has the setting {dict(point)} twice.")
+            marks.add(mark)
+
+
+def _mark(config: Config) -> str:
+    """Short for a config but its seed, so that a changed file never takes old runs for its own."""
+    tree = {key: value for key, value in config.tree().items() if key != "seed"}
+    return hashlib.blake2b(json.dumps(tree, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+
+
+def unfinished(trials: Sequence[Trial], out: Path) -> list[Trial]:
+    return [trial for trial in trials if not _finished(out / trial.folder, trial.config)]
+
+
+def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
+    """Refuse a row that makes no sense before anything is trained."""
+    seen: set[str] = set()
+    for trial in trials:
+        if trial.label not in seen:
+            seen.add(trial.label)
+            try:
+                prepare(trial.config, data_dir)
+            except FedadcError as error:
+                raise FedadcError(f"runs.{trial.label}: {error}") from error
+
+
+def run_trials(
+    trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
+) -> set[str]:
+    """Train these, several at once; returns the folders of those that diverged. Any other failure is an error."""
+    diverged: set[str] = set()
+    failed: dict[str, str] = {}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
+        try:
+            with interrupts_wait():
+                running = {
+                    pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in trials
+                }
+            for done in as_completed(running):
+                trial = running[done]
+                record, reason, has_diverged = done.result()
+                if has_diverged:
+                    diverged.add(trial.folder)
+                elif reason is not None:
+                    failed[trial.folder] = reason
+                watch(trial.label, record)
+        except BrokenProcessPool:
+            raise FedadcError(
+                "a training process was killed, perhaps for want of memory; use fewer --jobs. What is finished is kept."
+            ) from None
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    for folder, reason in failed.items():
+        raise FedadcError(f"{out / folder}: {reason}")
+    return diverged
+
+
+def _leave_with_the_parent() -> None:
+    """A process of the pool would wait for ever for work from a parent that was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _train(
+    tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None
+) -> tuple[dict[str, Any], str | None, bool]:
+    """In a process of its own: the last record, or why there is none, and whether it diverged."""
+    try:
+        config = load_config(tree, folder=folder)
+        return _run_on(config, out, data_dir).history[-1], None, False
+    except FedadcError as error:
+        return {}, str(error), isinstance(error, Diverged)
+    except Exception as error:  # a bug in a user's own method must not end the others' runs
+        return {}, f"{type(error).__name__}: {one_line(error)}", False
+
+
+def _run_on(config: Config, out: Path, data_dir: Path | None) -> RunResult:
+    """From its last checkpoint; from the beginning where there is none that fits."""
+    try:
+        return run(config, out=out, resume=True, data_dir=data_dir, notes=lambda _: None)
+    except CannotResume:
+        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None)
+
+
+def _finished(path: Path, config: Config) -> bool:
+    try:
+        last = read_run(path).records[-1]
+    except FedadcError:
+        return False
+    known = (path / MODEL).is_file() and model_in(path / MODEL)[1] in (last["round"], 0)  # not of an interruption
+    saved = known or not config.method.federated
+    return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
+
+
+def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, diverged: Collection[str]) -> list[Choice]:
+    """The best setting of every label, by the mean over seeds on validation data; the first of equals."""
+    choices = []
+    sign = 1 if higher_is_better(experiment.choose_by) else -1
+    for label in experiment.runs:
+        settings: dict[int, list[Trial]] = {}
+        for trial in trials:
+            if trial.label == label:
+                settings.setdefault(trial.number, []).append(trial)
+        scores: dict[int, float] = {}
+        for number, members in settings.items():
+            if not any(t.folder in diverged for t in members):
+                scores[number] = statistics.mean(final(read_run(out / t.folder), experiment.choose_by) for t in members)
+        best = settings[max(scores, key=lambda number: sign * scores[number])] if scores else []
+        figures = [(members[0].setting, scores.get(number)) for number, members in settings.items()]
+        runs = [read_run(out / t.folder) for t in best]
+        choices.append(Choice(label, best[0].setting if best else {}, figures, runs))
+    return choices
+
+
+def write_choices(choices: Sequence[Choice], choose_by: str, path: Path) -> None:
+    """All settings with their validation figures, the chosen ones marked."""
+    tree = {
+        choice.label: {
+            "chosen": choice.setting,
+            choose_by: [{"setting": setting, "mean": score} for setting, score in choice.scores],
+        }
+        for choice in choices
+    }
+    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,97 @@
+"""Who holds what: the clients × classes picture of a partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedadc.analysis.plots import save_png
+from fedadc.config.build import load_data
+from fedadc.config.settings import Config
+from fedadc.data.dataset import Array
+from fedadc.partitions import Natural, deal
+
+DRAWN_CLIENTS = 200
+
+
+@dataclass(frozen=True)
+class Holdings:
+    name: str
+    rule: str
+    classes: tuple[str, ...]
+    clients: tuple[str, ...]  # names where the data has them, else numbers
+    counts: Array  # [clients, classes]
+    parts: dict[str, int]  # samples per split
+    notes: tuple[str, ...]
+
+    def describe(self) -> str:
+        sizes, labels = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
+        parts = ", ".join(f"{n:,} {part}" for part, n in self.parts.items())
+        return (
+            f"{self.name}: {parts}; {len(self.counts):,} clients by {self.rule}, {_range(sizes)} samples and "
+            f"{_range(labels)} labels each"
+        )
+
+    def sample(self, most: int) -> Array:
+        """Client numbers, evenly spread where there are too many to draw."""
+        return np.unique(np.linspace(0, len(self.counts) - 1, min(most, len(self.counts))).astype(int))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "data": self.name,
+            "partition": self.rule,
+            "samples": self.parts,
+            "classes": list(self.classes),
+            "clients": list(self.clients),
+            "counts": self.counts.tolist(),
+            "notes": list(self.notes),
+        }
+
+
+def _range(values: Array) -> str:
+    low, high = int(values.min()), int(values.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def holdings(config: Config, data_dir: str | Path | None = None) -> Holdings:
+    """The partition that a run of this config would use."""
+    config, data = load_data(config, data_dir)
+    seed = config.seed if config.data.seed is None else config.data.seed
+    clients = deal(data, config.data.partition, config.data.clients, seed)
+    tree = config.tree()["data"]["partition"]
+    rule = " ".join([tree["name"], *(f"{k}={v}" for k, v in tree.items() if k != "name")])
+    parts = {name: len(samples) for name, samples in data.splits().items()}
+    named = isinstance(config.data.partition, Natural) and data.owners is not None
+    names = tuple(map(str, np.unique(np.asarray(data.owners)) if named else range(len(clients))))
+    counts = clients.class_counts(data.train.y, len(data.classes))
+    return Holdings(data.name, rule, data.classes, names, counts, parts, data.notes)
+
+
+def plot_holdings(found: Holdings, path: Path) -> None:
+    """A dot per client and class; its area is the number of samples."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = found.sample(DRAWN_CLIENTS)
+    counts = found.counts[shown]
+    figure = Figure(figsize=(min(14, 5 + 0.06 * len(shown)), min(12, 2 + 0.22 * len(found.classes))), dpi=150,
+                    layout="constrained")  # fmt: skip
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    column, row = np.nonzero(counts)
+    axes.scatter(column, row, s=60 * counts[column, row] / max(1, counts.max()), color="#2563eb", alpha=0.8, lw=0)
+    axes.set_xlim(-1, len(shown))
+    axes.set_ylim(len(found.classes) - 0.5, -0.5)
+    ticks = np.arange(0, len(shown), max(1, round(len(shown) / 10)))
+    names = [found.clients[shown[t]] for t in ticks]
+    axes.set_xticks(ticks, names, rotation=30 if max(map(len, names)) > 4 else 0)
+    few = len(found.classes) <= 30
+    axes.set_yticks(range(len(found.classes)) if few else [], found.classes if few else [])
+    axes.set_xlabel("client" if len(shown) == len(found.counts) else f"client ({len(shown)} of {len(found.counts):,})")
+    axes.set_ylabel("class")
+    axes.set_title(f"{found.name}, {found.rule}; area: samples (largest {counts.max():,})", loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    save_png(figure, path)

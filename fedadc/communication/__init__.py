@@ -1,0 +1,1 @@
+"""How vectors travel between server and clients: bytes and virtual time."""

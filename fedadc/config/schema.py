@@ -1,0 +1,177 @@
+"""From a tree of plain values to frozen dataclasses and back: one rule for every node of a config.
+
+A node is a dataclass (`build`), or a choice from one of the tables, `{name: ..., settings}` (`choose`), or a leaf that
+pydantic checks strictly against its annotation. Unknown keys and names are errors that say the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import reprlib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.system.user_code import load_object
+
+T = TypeVar("T")
+Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The tables of a config, and the folder in which `module:Class` is looked up first."""
+
+    tables: Tables
+    folder: Path
+    also: Mapping[type, Sequence[str]] = dataclasses.field(default_factory=dict)  # names worth suggesting
+
+    def build(self, cls: type[T], tree: Any, where: str = "") -> T:
+        """A dataclass from a mapping of its fields. A field with metadata `rest` takes the keys that no other has."""
+        if isinstance(tree, str) and "name" in {f.name for f in dataclasses.fields(cls)}:  # type: ignore[arg-type]
+            tree = {"name": tree}
+        require(isinstance(tree, Mapping), f"{where or 'the config'} must be a mapping of keys, not {_show(tree)}.")
+        hints = hints_of(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("config", True)}  # type: ignore[arg-type]
+        rest = next((name for name, f in fields.items() if f.metadata.get("rest")), None)
+        values: dict[str, Any] = {rest: {}} if rest else {}
+        for key, value in tree.items():
+            path = f"{where}.{key}" if where else str(key)
+            if key in fields and key != rest:
+                if value is None and not _accepts_none(hints.get(key, Any)) and not _is_required(fields[key]):
+                    continue  # an empty node is its default
+                values[key] = self._value(hints.get(key, Any), value, path)
+            elif rest:
+                values[rest][key] = value
+            else:
+                self._refuse(cls, key, fields, where)
+        for name, f in fields.items():
+            require(not _is_required(f) or name in values, f"{f'{where}.{name}' if where else name} is missing.")
+        try:
+            return cls(**values)
+        except FedadcError:
+            raise
+        except Exception as error:  # a check of a user's own class
+            raise FedadcError(f"{where}: {cls.__name__} refuses its settings: {one_line(error)}.") from error
+
+    def choose(self, base: type[T], tree: Any, where: str) -> T:
+        """An entry of a table, or a user's own class, from its name or from {name: ..., settings}."""
+        if isinstance(tree, str):
+            tree = {"name": tree}
+        of_number = getattr(base, "of_number", None)  # of a table in which a bare number has a meaning
+        if of_number is not None and isinstance(tree, int | float) and not isinstance(tree, bool):
+            tree = of_number(tree)
+        require(isinstance(tree, Mapping), f"{where} must be a name or {{name: ..., settings}}, not {_show(tree)}.")
+        require("name" in tree, f"{where}.name is missing: one of {', '.join(self.tables[base])}, or module:Class.")
+        cls = self.lookup(where, tree["name"], self.tables[base], base)
+        declared = {n for n, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)}
+        require(
+            not declared or "__dataclass_fields__" in cls.__dict__,
+            f"{where}: {cls.__name__} is not a dataclass; put @dataclass(frozen=True, kw_only=True) above it.",
+        )
+        chosen: T = self.build(cls, {k: v for k, v in tree.items() if k != "name"}, where)
+        return chosen
+
+    def lookup(self, where: str, name: Any, table: Mapping[str, Any], base: type | None = None) -> Any:
+        """An entry of a table by its name, or a user's own by `module:Name`."""
+        require(isinstance(name, str), f"{where}.name must be a text, not {_show(name)}.")
+        if name in table:
+            return table[name]
+        if ":" not in name:
+            raise unknown(f"{where}.name", name, [*table, *(self.also.get(base, ()) if base else ())])
+        found = load_object(name, self.folder, where)
+        if base is not None:
+            require(
+                isinstance(found, type) and issubclass(found, base) and found is not base,
+                f"{where}.name: {name} is not a class derived from {base.__name__}.",
+            )
+        return found
+
+    def _value(self, hint: Any, value: Any, where: str) -> Any:
+        inner = _without_none(hint)
+        if value is None and inner is not hint:
+            return None
+        if inner in self.tables:
+            return self.choose(inner, value, where)
+        if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+            return self.build(inner, value, where)
+        return leaf(hint, value, where)
+
+    def _refuse(self, cls: type, key: Any, known: Mapping[str, Any], where: str) -> None:
+        reason = getattr(cls, "refused", {}).get(key)
+        require(reason is None, f"{where}.{key} does not exist here: {reason}.")
+        raise unknown(f"{where}: key" if where else "key", key, known)
+
+    def dump(self, value: Any) -> Any:
+        """The tree that `build` would turn into this value."""
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return list(value) if isinstance(value, tuple) else value
+        tree: dict[str, Any] = {}
+        for base, table in self.tables.items():
+            if isinstance(value, base):
+                names = [name for name, cls in table.items() if cls is type(value)]
+                tree["name"] = names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}"
+        for f in dataclasses.fields(value):
+            if f.metadata.get("rest"):
+                tree |= getattr(value, f.name)
+            elif f.metadata.get("config", True):
+                tree[f.name] = self.dump(getattr(value, f.name))
+        return tree
+
+
+def leaf(hint: Any, value: Any, where: str) -> Any:
+    """A value checked strictly against its annotation. As JSON, where a list is also what a tuple is written as."""
+    try:
+        text = json.dumps(value, default=str)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise FedadcError(f"{where}: {_show(value)} is no plain value.") from None
+    try:
+        return TypeAdapter(hint).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        inside = "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in first["loc"] if isinstance(i, int))
+        raise FedadcError(f"{where}{inside}: {_lower(first['msg'])}, not {_show(value)}.") from error
+    except PydanticSchemaGenerationError:
+        return value  # a user's own type: its constructor is the judge
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """Annotations of a class or function; none where they name what only a type checker sees."""
+    try:
+        return typing.get_type_hints(thing)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _accepts_none(hint: Any) -> bool:
+    return hint is Any or type(None) in typing.get_args(hint)
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [a for a in typing.get_args(hint) if a is not type(None)]
+        if len(others) == 1:
+            return others[0]
+    return hint
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _show(value: Any) -> str:
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        return f"such a {type(value).__name__}"

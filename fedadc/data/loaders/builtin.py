@@ -1,0 +1,137 @@
+"""The built-in data sets: digits (in the package), MNIST, Fashion-MNIST (IDX files), CIFAR-10, CIFAR-100 (binary).
+
+digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships (E. Alpaydin and C. Kaynak, Optical
+Recognition of Handwritten Digits, UCI Machine Learning Repository, CC BY 4.0).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from importlib.resources import files as package_files
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
+from fedadc.data.loaders.download import SOURCES, check_md5, find, locate
+from fedadc.data.loaders.limits import require_fair
+from fedadc.errors import FedadcError, one_line, require, require_file
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FASHION_CLASSES = (
+    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+)  # fmt: skip
+DIGIT_CLASSES = tuple("0123456789")
+
+
+def digits() -> Dataset:
+    """scikit-learn's handwritten digits, 8×8; no test part of its own"""
+    with package_files("fedadc.data").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
+        samples = _samples(arrays["x"], arrays["y"])
+    return Dataset("digits", samples, DIGIT_CLASSES, normalisation=Normalisation(scale=16.0))
+
+
+def mnist(data_dir: Path | None) -> Dataset:
+    """handwritten digits, 28×28, 60,000 and 10,000"""
+    return _from_idx("mnist", data_dir, DIGIT_CLASSES, Normalisation(255.0, (0.1307,), (0.3081,)))
+
+
+def fashion_mnist(data_dir: Path | None) -> Dataset:
+    """clothing, 28×28, 60,000 and 10,000"""
+    return _from_idx("fashion_mnist", data_dir, FASHION_CLASSES, Normalisation(255.0, (0.2860,), (0.3530,)))
+
+
+def cifar10(data_dir: Path | None) -> Dataset:
+    """colour photographs, 32×32, 10 classes, 50,000 and 10,000"""
+    constants = Normalisation(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    return _from_cifar("cifar10", data_dir, 1, CIFAR10_CLASSES, constants)
+
+
+def cifar100(data_dir: Path | None) -> Dataset:
+    """colour photographs, 32×32, 100 classes, 50,000 and 10,000"""
+    constants = Normalisation(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    return _from_cifar("cifar100", data_dir, 2, tuple(map(str, range(100))), constants)
+
+
+def _samples(x: Array, y: Array) -> Samples:
+    return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
+
+
+def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], constants: Normalisation) -> Dataset:
+    folder = find(name, data_dir)
+    arrays = [read_idx(path) for file in SOURCES[name].files if (path := locate(folder, file))]
+    for images, labels in (arrays[:2], arrays[2:]):
+        require(images.ndim == 3 and labels.ndim == 1, f"{folder}: images must have 3 dimensions and labels 1.")
+    parts = [_samples(images[:, None], labels) for images, labels in (arrays[:2], arrays[2:])]
+    return Dataset(name, parts[0], classes, test=parts[1], normalisation=constants)
+
+
+def read_idx(path: Path) -> Array:
+    """The unsigned bytes of an IDX file, plain or gzipped."""
+    require_file(path, "data")
+    zipped = path.suffix == ".gz"
+    try:
+        with gzip.open(path, "rb") if zipped else path.open("rb") as stream:
+            shape = _idx_shape(stream.read(20), path)
+            size, stored = math.prod(shape), path.stat().st_size
+            declared = f"{' × '.join(map(str, shape))} bytes"
+            if zipped:
+                require_fair(size, stored, f"{path}, by its header {declared},", "if that is meant, unpack it first")
+            stream.seek(4 + 4 * len(shape))
+            body = bytearray(stream.read((size if zipped else min(size, stored)) + 1))  # writable, as tensors must be
+    except (OSError, EOFError, zlib.error) as error:
+        raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
+    held = "more" if len(body) > size else len(body)
+    require(len(body) == size, f"{path} should hold {declared} after its header, but holds {held}.")
+    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+
+def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
+    require(
+        head[:3] == b"\x00\x00\x08" and len(head) > 3 and 1 <= head[3] <= 4,
+        f"{path} is not an IDX file of unsigned bytes.",
+    )
+    end = 4 + 4 * head[3]
+    require(len(head) >= end, f"{path} ends inside its header.")
+    shape = tuple(int(n) for n in np.frombuffer(head[4:end], dtype=">u4"))
+    require(0 not in shape, f"{path} is empty: by its header it has {' × '.join(map(str, shape))} bytes.")
+    return shape
+
+
+def _from_cifar(
+    name: str, data_dir: Path | None, label_bytes: int, classes: tuple[str, ...], constants: Normalisation
+) -> Dataset:
+    folder = find(name, data_dir)
+    parts: dict[bool, list[tuple[Array, Array]]] = {False: [], True: []}
+    for file, md5 in SOURCES[name].files.items():
+        check_md5(folder / file, md5)
+        parts[file.startswith("test")].append(read_cifar(folder / file, label_bytes, len(classes)))
+    if name == "cifar100" and (names := folder / "fine_label_names.txt").is_file():
+        with names.open(encoding="utf-8", errors="replace") as stream:
+            listed = tuple(stream.read(100 * len(classes)).split())
+        classes = listed if len(set(listed)) == len(listed) == len(classes) else classes
+    train, test = (
+        _samples(np.concatenate([x for x, _ in part]), np.concatenate([y for _, y in part]))
+        for part in (parts[False], parts[True])
+    )
+    return Dataset(name, train, classes, test=test, normalisation=constants)
+
+
+def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array]:
+    """Images [n, 3, 32, 32] and labels of a binary file whose records are label bytes (the last counts) and pixels."""
+    require_file(path, "data")
+    record, size = label_bytes + 3 * 32 * 32, path.stat().st_size
+    require(
+        size > 0 and size % record == 0,
+        f"{path} is not a CIFAR binary file: {size} bytes are no whole number of {record}-byte records.",
+    )
+    raw = np.fromfile(path, dtype=np.uint8, count=size).reshape(-1, record)
+    labels = raw[:, label_bytes - 1]
+    wrong = np.flatnonzero(labels >= classes)
+    if len(wrong):
+        at = int(wrong[0])
+        raise FedadcError(f"{path}, record {at}: the label {labels[at]} is outside 0..{classes - 1}.")
+    return raw[:, label_bytes:].reshape(-1, 3, 32, 32), labels

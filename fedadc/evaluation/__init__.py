@@ -1,0 +1,1 @@
+"""Metrics of models on data that is not for training."""

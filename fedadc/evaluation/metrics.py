@@ -1,0 +1,118 @@
+"""Metrics of a model: samples are counted in fixed batches, sums are float64 and added in order.
+
+So no figure depends on which process counted, or on how many there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedadc.data.batches import Inputs
+from fedadc.data.dataset import Array, Samples
+from fedadc.errors import require, unknown
+from fedadc.models.flat import FlatModel
+from fedadc.rng import torch_seeded
+from fedadc.system.determinism import deterministic
+from fedadc.training.state import Metrics
+
+EXTRA_METRICS = ("top5", "macro_f1", "per_class")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and what to measure; none of it touches training."""
+
+    every: int = 1  # rounds; the last round is always evaluated
+    metrics: tuple[str, ...] = ()  # beside accuracy and loss: top5, macro_f1, per_class
+    batch_size: int = 500
+    overlap: bool = False  # with the next round's training, by workers that would be idle; records come a round later
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"evaluate.every must be at least 1, not {self.every}.")
+        require(self.batch_size >= 1, f"evaluate.batch_size must be at least 1, not {self.batch_size}.")
+        for name in self.metrics:
+            if name not in EXTRA_METRICS:
+                raise unknown("evaluate.metrics: metric", name, EXTRA_METRICS)
+
+
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """The samples of one forward pass: positions start..stop of a split, the same whichever process counts them."""
+
+    split: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """What was counted on one batch."""
+
+    split: str
+    loss: float  # a sum
+    top5: int
+    confusion: Array  # int64 [true, predicted]
+
+
+@dataclass(frozen=True)
+class MetricCounter:
+    """Counts a model's predictions batch by batch, and computes metrics from the counts."""
+
+    model: FlatModel
+    splits: dict[str, Samples]
+    inputs: Inputs
+    classes: int
+    evaluation: Evaluation
+
+    def batches(self) -> list[EvaluationBatch]:
+        size = self.evaluation.batch_size
+        return [
+            EvaluationBatch(split, start, min(start + size, len(samples)))
+            for split, samples in self.splits.items()
+            for start in range(0, len(samples), size)
+        ]
+
+    def count(self, theta: Tensor, batch: EvaluationBatch, order: Array | None = None) -> BatchCounts:
+        """Count on one batch of a split, or of its samples in another order."""
+        chosen = np.arange(batch.start, batch.stop) if order is None else order[batch.start : batch.stop]
+        x, y = self.inputs.gather(self.splits[batch.split], chosen)
+        with torch_seeded(
+            0, "evaluation", client=batch.start
+        ):  # for a model that draws random numbers even in evaluation mode
+            logits = self.model.predict(theta, x)
+        loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
+        pairs = (y * self.classes + logits.argmax(dim=1)).cpu().numpy()
+        confusion = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
+        best = logits.topk(min(5, self.classes), dim=1).indices
+        return BatchCounts(batch.split, loss, int((best == y[:, None]).any(dim=1).sum()), confusion)
+
+    def metrics(self, counts: Iterable[BatchCounts]) -> dict[str, Metrics]:
+        """Accuracy and cross-entropy per split, and the other metrics asked for; counts are added in order."""
+        of_split: dict[str, list[BatchCounts]] = {split: [] for split in self.splits}
+        for batch in counts:
+            of_split[batch.split].append(batch)
+        return {split: self._metrics(found) for split, found in of_split.items() if found}
+
+    def _metrics(self, counts: Sequence[BatchCounts]) -> Metrics:
+        wanted, confusion = self.evaluation.metrics, sum(c.confusion for c in counts)
+        assert isinstance(confusion, np.ndarray)
+        n, right = int(confusion.sum()), np.diag(confusion)
+        metrics: Metrics = {"accuracy": float(right.sum()) / n, "loss": sum(c.loss for c in counts) / n}
+        if "top5" in wanted:
+            metrics["top5"] = sum(c.top5 for c in counts) / n
+        if "macro_f1" in wanted:
+            both = confusion.sum(axis=0) + confusion.sum(axis=1)
+            metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # classes that occur at all
+        if "per_class" in wanted:
+            totals = confusion.sum(axis=1)
+            metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
+        return metrics
+
+    def __call__(self, theta: Tensor) -> dict[str, Metrics]:
+        with deterministic():
+            return self.metrics(self.count(theta, batch) for batch in self.batches())

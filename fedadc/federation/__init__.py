@@ -1,1 +1,0 @@
-"""The two loops: rounds.py is the outer one, local.py the inner one."""

@@ -1,0 +1,15 @@
+"""The learning rate over rounds: one file per schedule, and the table of their names."""
+
+from fedadc.schedules.base import Constant, Schedule
+from fedadc.schedules.cosine import Cosine
+from fedadc.schedules.exponential import Exponential
+from fedadc.schedules.step import Step
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "step": Step,
+    "cosine": Cosine,
+    "exponential": Exponential,
+}
+
+__all__ = ["SCHEDULES", "Constant", "Cosine", "Exponential", "Schedule", "Step"]

@@ -1,0 +1,24 @@
+"""Steps: the learning rate is multiplied by a factor after a number of rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedadc.errors import require
+from fedadc.schedules.base import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Schedule):
+    """Times `gamma` after every `every` rounds."""
+
+    every: int = 100
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.every >= 1, f"schedule step: every must be at least 1, not {self.every}.")
+        require(0 < self.gamma <= 1, f"schedule step: gamma must lie in (0, 1], not {self.gamma}.")
+
+    def factor(self, elapsed: int, horizon: int) -> float:
+        return float(self.gamma ** (elapsed // self.every))

@@ -1,0 +1,1 @@
+"""The two loops, rounds and local steps, and the state they carry."""

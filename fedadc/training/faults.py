@@ -1,0 +1,64 @@
+"""Clients that fail: on purpose, so that methods can be compared under it, or because an update is not finite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedadc.data.dataset import Array
+from fedadc.errors import require
+from fedadc.models.vectors import State
+from fedadc.rng import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What goes wrong in every round, and what is done about updates that are not finite."""
+
+    drop: float = 0.0  # the share of selected clients that never report
+    slow: float = 0.0  # the share that do fewer steps than they should: H is drawn before the first
+    bad_update: Literal["skip", "stop"] = "skip"  # a NaN or an infinity: leave the client out, or end the run
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "slow"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"faults.{name} is a share of the cohort in [0, 1], not {value}.")
+        require(
+            self.drop + self.slow <= 1,
+            f"faults.drop and faults.slow are shares of one cohort, so their sum is at most 1, not "
+            f"{self.drop + self.slow:g}.",
+        )
+        require(self.bad_update in ("skip", "stop"), f"faults.bad_update is skip or stop, not {self.bad_update!r}.")
+
+    def draw(self, cohort: Array, steps: Array, seed: int, round: int) -> tuple[Array, Array, Array]:
+        """Who of a cohort never reports, who is slow, and the steps that everybody will do.
+
+        A share that is no whole number of clients is rounded up or down at random, so that it is right on average. All
+        depends on seed, round and cohort alone: every method meets the same faults.
+        """
+        nobody = np.zeros(len(cohort), dtype=bool)
+        if not self.drop and not self.slow:
+            return nobody, nobody, steps
+        rng = generator(seed, "faults", round)
+        order, carry, many = rng.permutation(len(cohort)), rng.random(), len(cohort)
+        first = min(many, int(self.drop * many + carry))
+        last = min(many, int((self.drop + self.slow) * many + carry))
+        dropped, slow = nobody.copy(), nobody.copy()
+        dropped[order[:first]], slow[order[first:last]] = True, True
+        slow &= steps > 1  # nobody does less than one
+        steps = steps.copy()
+        for at in np.flatnonzero(slow).tolist():
+            steps[at] = generator(seed, "slow", round, int(cohort[at])).integers(1, steps[at])
+        return dropped, slow, steps
+
+
+def all_finite(vectors: State) -> bool:
+    return all(_finite(vector) for vector in vectors.values())
+
+
+def _finite(vector: torch.Tensor) -> bool:
+    # The sum is much the quicker: it is finite only if every entry is. It may overflow, so it cannot accuse.
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())

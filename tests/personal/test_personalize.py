@@ -1,0 +1,668 @@
+"""Personalisation: calibration is the inner loop with the body held still, and nothing else; figures by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fedadc
+from commands import contents
+from conftest import small_federation, steps_of
+from fedadc.config.build import prepare
+from fedadc.data.batches import Augment
+from fedadc.errors import Diverged, FedadcError
+from fedadc.models import CNN, MLP
+from fedadc.models.vectors import Vector
+from fedadc.personal.calibrate import REGULARIZERS, Calibration, calibrated, part_of
+from fedadc.personal.folder import personal_state_dict
+from fedadc.personal.personalize import personalize
+from fedadc.personal.request import client_numbers
+from fedadc.personal.results import Count, Row, table_rows
+from fedadc.personal.shares import shares_of
+from fedadc.system.determinism import deterministic
+from fedadc.system.signals import Stopped
+from fedadc.training.local import local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.views.local import Local
+from fedadc.views.local_work import LocalWork
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "personal"
+WORK = LocalWork(epochs=2, batch_size=4, lr=0.1, weight_decay=0.01, momentum=0.5, clip=0.8)
+DIGITS: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"name": "digits", "clients": 8, "partition": {"name": "sort", "labels_per_client": 2}},
+    "model": {"name": "mlp", "hidden": [16]},
+    "method": {"name": "fedadc", "beta": 0.9},
+    "local": {"steps": 4, "batch_size": 16, "lr": 0.1},
+    "cohort": {"size": 4},
+}
+
+
+def federation(model: nn.Module, work: LocalWork = WORK) -> fedadc.Federation:
+    torch.manual_seed(0)
+    return fedadc.Federation(model=model, data=small_federation(), local=work, seed=5)
+
+
+def small_mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return MLP((5,), 4, hidden=(6, 7)).double()
+
+
+class Bent(nn.Module):
+    """No chain that Dense knows, and a head of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.body = nn.Linear(5, 6)
+        self.head = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+        self.double()
+
+    def embed(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.body(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(x))
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(fedadc.FedProx):
+    """The same local work on the whole model, with the body's gradient taken away."""
+
+    mu: float = 0.0
+
+    def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
+        g = super().correct(g, theta, local)
+        g[local.model.part("embed")] = 0
+        return g
+
+
+# --- calibration is local work with the body held still -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [small_mlp, Bent])
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_calibrating_the_head_is_the_inner_loop_with_the_bodys_gradient_masked(regularizer: str, make: Any) -> None:
+    """In float64. Without clipping, which is by the norm of what is trained."""
+    plain = replace(WORK, clip=None)
+    trained = federation(make(), plain)
+    theta, place = trained.start().theta, trained.context
+    calibration = Calibration(work=plain, mu=0.7, lam=0.6)
+    method = calibration.method(regularizer)
+    mu = 0.7 if regularizer == "prox" else 0.0
+    whole = replace(place, method=Masked(mu=mu, objective=method.objective))
+    part, head = part_of(trained, theta, "head"), trained.model.part("head")
+    for client in (0, 3, 5):
+        steps = int(steps_of(place, np.array([client]))[0])
+        with deterministic():
+            local_update(whole, ServerBroadcast(0, plain.lr, theta, {}), ClientTask(client, steps))
+            expected = trained.model.theta.clone()
+            trained.model.theta.copy_(theta)
+            own = part.seen(trained.data.train, trained.clients[client])
+            tuned = calibrated(part, place, client, own, plain, method)
+        assert torch.equal(expected[trained.model.part("embed")], theta[trained.model.part("embed")])
+        assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
+        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)  # it did move
+    assert torch.equal(trained.model.theta, theta)
+
+
+def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **settings: float) -> list[Tensor]:
+    calibration = Calibration(work=WORK, layers=layers, **settings)
+    part = part_of(trained, trained.start().theta, layers)
+    with deterministic():
+        seen = [part.seen(trained.data.train, trained.clients[k]) for k in range(len(trained.clients))]
+        return [
+            calibrated(part, trained.context, k, own, WORK, calibration.method(regularizer))
+            for k, own in enumerate(seen)
+        ]
+
+
+@pytest.mark.parametrize("layers", ["head", "all"])
+def test_a_regularizer_of_no_weight_is_none_bit_for_bit(layers: str) -> None:
+    trained = federation(small_mlp())
+    plain = ends(trained, "none", layers)
+    for name, weight in (("prox", "mu"), ("confidence", "lam")):
+        assert all(map(torch.equal, plain, ends(trained, name, layers, **{weight: 0.0})))
+        assert not any(map(torch.equal, plain, ends(trained, name, layers, **{weight: 0.5})))
+
+
+def test_a_stronger_pull_stays_nearer_to_the_global_head() -> None:
+    trained = federation(small_mlp())
+    start = trained.start().theta[trained.model.part("head")]
+    far = [torch.stack([(e - start).norm() for e in ends(trained, "prox", mu=mu)]) for mu in (0.0, 1.0, 4.0)]
+    assert (far[0] > far[1]).all() and (far[1] > far[2]).all()
+
+
+def test_the_whole_model_is_tuned_as_local_work_tunes_it() -> None:
+    """With the run's own augmentation."""
+    x, y = torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8), torch.arange(30) % 3
+    torch.manual_seed(0)
+    net = CNN((1, 8, 8), 3, channels=(3,), hidden=(4,))
+    data = fedadc.from_arrays(x, y, (x, y))
+    trained = fedadc.Federation(model=net, data=data, clients=3, local=WORK, augment=Augment(crop=1, flip=True))
+    theta, place = trained.start().theta, trained.context
+    part = part_of(trained, theta, "all")
+    with deterministic():
+        own = part.seen(data.train, trained.clients[1])
+        tuned = calibrated(part, place, 1, own, WORK, fedadc.FedAvg())
+        local_update(
+            place, ServerBroadcast(0, WORK.lr, theta, {}), ClientTask(1, int(steps_of(place, np.array([1]))[0]))
+        )
+    assert torch.equal(tuned, trained.model.theta)
+
+
+def test_features_are_made_once_and_are_those_of_the_frozen_model() -> None:
+    calls = []
+
+    class Counting(Bent):
+        def embed(self, x: Tensor) -> Tensor:
+            calls.append((len(x), self.training))
+            return super().embed(x)
+
+    trained = federation(Counting())
+    part = part_of(trained, trained.start().theta, "head")
+    calls.clear()
+    own = part.seen(trained.data.train, trained.clients[5])
+    with deterministic():
+        for regularizer in REGULARIZERS:
+            calibrated(part, trained.context, 5, own, WORK, Calibration(work=WORK).method(regularizer))
+    assert calls == [(len(trained.clients[5]), False)]
+    x = trained.data.train.x[torch.from_numpy(trained.clients[5])]
+    assert torch.equal(own.x, trained.model.module.embed(x).detach())  # type: ignore[operator]
+
+
+# --- models that cannot be split ------------------------------------------------------------------------------------
+
+
+class Tied(Bent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 5).double()
+        self.head = nn.Sequential(self.body, nn.Linear(5, 4).double())
+
+
+class Otherwise(Bent):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = 2 * self.head(self.embed(x))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(5, 4)).double(), "no split into `embed` and `head`"),
+        (Tied, "head shares weights with its body"),
+        (Otherwise, r"forward\(x\) is not head\(embed\(x\)\)"),
+    ],
+)
+def test_a_model_without_a_classifier_of_its_own_can_only_be_tuned_whole(make: Any, words: str) -> None:
+    trained = federation(make())
+    with pytest.raises(FedadcError, match=words):
+        part_of(trained, trained.start().theta, "head")
+    assert len(ends(trained, "none", "all")) == 6
+
+
+def test_a_calibration_that_leaves_the_finite_numbers_names_the_client() -> None:
+    trained = federation(Bent())
+    part = part_of(trained, trained.start().theta, "head")
+    own = part.seen(trained.data.train, trained.clients[2])
+    wild = replace(WORK, clip=None, lr=1e30)
+    with deterministic(), pytest.raises(Diverged, match="client 2: calibration has left"):
+        calibrated(part, trained.context, 2, own, wild, fedadc.FedProx(mu=1e200))
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_a_row_by_hand() -> None:
+    counts = [
+        Count(0, "0", 9, 10, 9, 5),  # 0.5 -> 0.9
+        Count(1, "1", 9, 2, 1, 2),  # 1.0 -> 0.5
+        Count(2, "2", 9, 4, 3, 3),  # the same
+        Count(3, "3", 9, 0, 0, 0),  # nothing to say
+    ]
+    f = Row("r", "none", counts=counts).figures()
+    assert (f.clients, f.tested) == (4, 3)
+    assert f.global_mean == pytest.approx(0.75) and f.personal_mean == pytest.approx((0.9 + 0.5 + 0.75) / 3)
+    assert f.global_std == pytest.approx(0.25)
+    assert (f.global_cumulative, f.personal_cumulative) == (10 / 16, 13 / 16)
+    assert (f.gained, f.lost) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    alone = Row("r", "own", counts=[replace(c, right_global=None) for c in counts])
+    assert (alone.figures().global_mean, alone.figures().gained, alone.figures().tested) == (None, None, 3)
+    assert table_rows([alone])[1] == [["r, own", "3", "–", "71.7 ± 20.2", "– → 81.2", "–", "–"]]
+    empty = Row("r", "none", counts=counts[3:]).figures()
+    assert (empty.tested, empty.personal_mean, empty.personal_cumulative, empty.lost) == (0, None, None, None)
+
+
+NAMES = ("0", "1", "2", "3")
+
+
+def test_clients_are_asked_for_by_name_too() -> None:
+    names = ("east", "north", "7")
+    assert client_numbers("north,0", names) == [0, 1] and client_numbers("7", names) == [2]
+    with pytest.raises(FedadcError, match="'south' is not a client"):
+        client_numbers("south", names)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [(None, [0, 1, 2, 3]), ("2", [2]), ("3,0-1", [0, 1, 3]), (" 1-2 ,2", [1, 2])],
+)
+def test_clients_are_asked_for_by_numbers_and_ranges(asked: Any, found: list[int]) -> None:
+    assert client_numbers(asked, NAMES) == found == client_numbers(asked and found, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [("4", "no client 4; the run has the clients 0 to 3"), ("0-9", "no client 9"),
+     ("a", "'a' is not a client, a client's number"), ("", "'' is not"), ("1,", "'' is not"),
+     ("-1", "'-1' is not"), ("3-1", "begins after its end"), ([-1], "'-1'")],
+)  # fmt: skip
+def test_clients_that_are_none_are_refused(asked: Any, words: str) -> None:
+    with pytest.raises(FedadcError, match=words):
+        client_numbers(asked, NAMES)
+
+
+# --- a run, end to end ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs") / "digits"
+    fedadc.run(DIGITS, out=place)
+    return place
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    """A copy of its own."""
+    return Path(shutil.copytree(trained_run, tmp_path / "digits"))
+
+
+def test_files_figures_and_a_whole_model(run: Path) -> None:
+    before = contents(run)
+    result = personalize(run, regularizers=["none", "confidence"])
+    written = contents(run / "personal")
+    assert set(written) == {
+        *(f"{way}/client-{k:05d}.safetensors" for way in ("none", "confidence") for k in range(8)),
+        "clients.csv", "summary.json", "personal.png",
+    }  # fmt: skip
+    assert written["personal.png"].startswith(b"\x89PNG") and len(result.rows) == 2
+    tuned, whole = load_file(run / "personal/none/client-00003.safetensors"), load_file(run / "model.safetensors")
+    assert set(tuned) == {"head.weight", "head.bias"}
+    state = personal_state_dict(run, 3, "none")
+    assert set(state) == set(whole)
+    assert all(torch.equal(state[n], tuned.get(n, whole[n])) for n in whole)
+    assert not torch.equal(state["head.weight"], whole["head.weight"])
+
+    # the figures again, by a module of one's own on the shares that are the clients'
+    plan = prepare(fedadc.load_config(run / "config.yaml"))
+    shares = shares_of(plan)
+    module = MLP((64,), 10, hidden=(16,))
+    for client in range(8):
+        indices = torch.from_numpy(shares.tests[client]).long()
+        x = plan.federation.context.inputs.gather(shares.test, shares.tests[client])[0].flatten(1)
+        count = result.rows[0].counts[client]
+        for weights, right in ((whole, count.right_global), (personal_state_dict(run, client, "none"), count.right)):
+            module.load_state_dict(weights)
+            assert int((module(x).argmax(dim=1) == shares.test.y[indices]).sum()) == right
+    lines = list(csv.DictReader((run / "personal/clients.csv").read_text().splitlines()))
+    assert len(lines) == 16 and float(lines[3]["personal_accuracy"]) == pytest.approx(
+        result.rows[0].counts[3].right / result.rows[0].counts[3].test
+    )
+    summary = json.loads((run / "personal/summary.json").read_text())
+    assert summary["rows"][1] == result.rows[1].as_dict() and summary["settings"]["epochs"] == 2
+    assert {name: content for name, content in contents(run).items() if not name.startswith("personal")} == before
+
+
+def test_calibration_begins_at_the_learning_rate_before_any_schedule(tmp_path: Path) -> None:
+    local = {"steps": 4, "lr": 0.1, "schedule": {"name": "step", "every": 1, "gamma": 0.1}}
+    fedadc.run({**DIGITS, "local": local}, out=tmp_path / "run")
+    for name, lr in (("usual", None), ("first", 0.1), ("last", 0.001)):
+        personalize(tmp_path / "run", lr=lr, clients="0", out=tmp_path / name)
+    usual, first, last = (
+        (tmp_path / n / "none/client-00000.safetensors").read_bytes() for n in ("usual", "first", "last")
+    )
+    assert usual == first != last
+
+
+def test_no_client_matters_to_another(run: Path, tmp_path: Path) -> None:
+    """Whoever else is asked for, in whatever order, and whatever other regularizers."""
+    everybody = personalize(run, regularizers=["prox", "none"], out=tmp_path / "all")
+    some = personalize(run, clients=[5, 3], out=tmp_path / "some")
+    for client in (3, 5):
+        name = f"none/client-{client:05d}.safetensors"
+        assert (tmp_path / "some" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+    assert [c.client for c in some.rows[0].counts] == [3, 5]
+    assert some.rows[0].counts == [everybody.rows[1].counts[k] for k in (3, 5)]
+    assert len(list((tmp_path / "some/none").iterdir())) == 2
+
+
+def stopping(run: str, clients: int) -> None:
+    raise Stopped(15)
+
+
+def test_what_stands_there_is_replaced_only_when_asked_for_and_only_if_it_is_ours(run: Path) -> None:
+    personalize(run, clients="0")
+    with pytest.raises(FedadcError, match="is there already"):
+        personalize(run)
+    before = contents(run)
+    for settings in ({"regularizers": ["none", "prox"], "mu": 1e30, "epochs": 9}, {"watch": stopping}):
+        with pytest.raises((Diverged, Stopped)):
+            personalize(run, overwrite=True, **settings)  # type: ignore[arg-type]
+        assert contents(run) == before  # nothing half-written
+    personalize(run, clients="1", overwrite=True)
+    assert [p.name for p in (run / "personal/none").iterdir()] == ["client-00001.safetensors"]
+    (run / "personal/notes.txt").write_text("mine")
+    with pytest.raises(FedadcError, match=r"holds notes\.txt, which is no part of one"):
+        personalize(run, overwrite=True)
+    assert not list(run.glob("*.part"))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(run)
+
+    def full(files: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedadc.personal.folder.write_all_durably", full)
+    with pytest.raises(FedadcError, match=r"cannot write to .*personal \(No space left on device\)"):
+        personalize(run, regularizers="prox")
+    assert contents(run) == before and not list(run.glob("personal*"))
+
+
+def test_several_runs_are_looked_at_before_any_is_written(run: Path, tmp_path: Path) -> None:
+    cut = Path(shutil.copytree(run, tmp_path / "cut"))
+    (cut / "model.safetensors").unlink()
+    with pytest.raises(FedadcError, match=r"cut has no model\.safetensors"):
+        personalize([run, cut])
+    assert not (run / "personal").exists()
+
+
+def test_a_run_with_personal_models_can_go_on_and_be_replaced(run: Path) -> None:
+    personalize(run)
+    (run / "personal-old.part").mkdir()  # of a process that was killed
+    kept = contents(run / "personal")
+    fedadc.resume(run, ["rounds=4"])
+    assert contents(run / "personal") == kept and not (run / "personal-old.part").exists()
+    with pytest.raises(FedadcError, match=r"goes with the model of round 3, but .* is of round 4; personalize again"):
+        personal_state_dict(run, 0)
+    personalize(run, overwrite=True)
+    assert personal_state_dict(run, 0)
+    fedadc.run({**DIGITS, "rounds": 1}, out=run, overwrite=True)
+    assert not (run / "personal").exists() and not list(run.glob(".replaced-*"))
+    (run / "personal").mkdir()
+    (run / "personal/letters.txt").write_text("dear")
+    with pytest.raises(FedadcError, match="holds personal, which is not part of a run"):
+        fedadc.run({**DIGITS, "rounds": 1}, out=run, overwrite=True)
+
+
+def test_models_that_a_method_keeps_at_its_clients_have_a_row(tmp_path: Path) -> None:
+    """Of local_only, which has no global model; client by client from the checkpoint, never selected ones too."""
+    alone = {**DIGITS, "rounds": 1, "method": "local_only", "label": "alone"}
+    result = fedadc.run(alone, out=tmp_path / "alone")
+    fedadc.run({**DIGITS, "label": "together"}, out=tmp_path / "together")
+    found = personalize([tmp_path / "alone", tmp_path / "together"], regularizers=["none", "prox"])
+    assert [row.label for row in found.rows] == ["alone, own", "together, none", "together, prox"]
+    assert all(c.right_global is None for c in found.rows[0].counts)
+    chosen = set(result.state.clients)
+    assert 0 < len(chosen) < 8
+    for client in range(8):
+        vector = result.state.clients[client]["model"] if client in chosen else result.state.theta
+        expected = result.plan.federation.model.state_dict(vector)
+        state = personal_state_dict(tmp_path / "alone", client)
+        assert state.keys() == expected.keys() and all(torch.equal(state[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "ditto"])
+def test_personal_figures_of_a_method_are_those_of_its_training(method: str, tmp_path: Path) -> None:
+    """Counted another way during training: all clients' own models, each on its own test share."""
+    result = fedadc.run({**DIGITS, "method": method}, out=tmp_path / "run")
+    (row,) = personalize(tmp_path / "run").rows
+    assert row.as_dict()["personal_cumulative"] == result.history[-1]["personal_accuracy"]
+    headless = method != "ditto"
+    assert (row.as_dict()["global_cumulative"] is None) == headless  # theta's head was never trained
+    federation, state = result.plan.federation, result.state
+    names = set(federation.model.state_dict(state.theta))
+    for client in range(8):
+        kept = state.clients[client] if client in state.clients else federation.method.client_state(state.theta)
+        expected = federation.model.state_dict(federation.method.personal(state.theta, kept))
+        found = personal_state_dict(tmp_path / "run", client)
+        assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in expected)
+        held = set(load_file(tmp_path / f"run/personal/own/client-{client:05}.safetensors"))
+        assert held <= ({n for n in names if n.startswith("head")} if headless else names)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("method", ["fedper", "ditto"])
+def test_clients_of_a_natural_federation_are_judged_by_their_own_samples(
+    method: str, named: bool, tmp_path: Path
+) -> None:
+    """Every second client has its labels turned round: measured on another's samples, its model would be a bad one."""
+    rng = np.random.default_rng(0)
+    who, x = np.repeat(np.arange(6), 40), rng.normal(size=(240, 4)).astype(np.float32)
+    y = ((x[:, 0] > 0) ^ (who % 2 == 1)).astype(int)
+    held: dict[str, Any] = {"x_test": x[::3], "y_test": y[::3], "client_test": who[::3]} if named else {}
+    np.savez(tmp_path / "sites.npz", x=x, y=y, client=who, **held)
+    data = {"name": "npz", "path": str(tmp_path / "sites.npz"), "validation": 0.2}
+    result = fedadc.run({**DIGITS, "rounds": 15, "method": method, "data": data}, out=tmp_path / "run")
+    last = result.history[-1]
+    assert last["personal_accuracy"] > 0.85 and last["validation_personal_accuracy"] > 0.8
+    (row,) = personalize(tmp_path / "run").rows
+    assert row.as_dict()["personal_cumulative"] == last["personal_accuracy"]
+
+
+def test_a_method_with_models_of_its_own_starts_from_no_other(tmp_path: Path) -> None:
+    trace = tmp_path / "sites.csv"
+    trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
+    fedadc.run({**DIGITS, "method": "fedper", "clock": {"trace": str(trace)}}, out=tmp_path / "run")
+    trace.unlink()
+    with pytest.raises(FedadcError, match="have models of their own"):
+        personalize(tmp_path / "run", model="swa")
+    assert personalize(tmp_path / "run").rows  # nobody asks for the trace
+
+
+def test_what_else_a_run_had_does_not_matter(tmp_path: Path) -> None:
+    """A clock's trace may be gone, and how vectors travelled, who took part and who averaged is over."""
+    trace = tmp_path / "sites.csv"
+    trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
+    extras = {"clock": {"trace": str(trace)}, "communication": {"downlink": "overlap", "uplink": "top_k"},
+              "ensembles": {"ema": {}}, "cohort": {"size": 5, "selection": "clusters"}}  # fmt: skip
+    fedadc.run({**DIGITS, **extras}, out=tmp_path / "run")
+    trace.unlink()
+    plain = personalize(tmp_path / "run").rows[0].as_dict()
+    averaged = personalize(tmp_path / "run", model="ema", overwrite=True).rows[0].as_dict()
+    assert plain["global_cumulative"] != averaged["global_cumulative"]
+
+
+# --- test shares that are given, and data that has changed ----------------------------------------------------------
+
+
+def archive(path: Path, seed: int, clients: int = 4, **more: Any) -> Path:
+    """Client k's inputs lie around a point of their own, and most of its labels are k % 3."""
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(clients), 30)
+    y = np.where(rng.random(len(who)) < 0.7, who % 3, rng.integers(0, 3, len(who)))
+    y[:3] = [0, 1, 2]
+    x = rng.normal(size=(len(who), 5)).astype(np.float32) + y[:, None]
+    arrays = {"x": x, "y": y, "client": who} | more
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def natural(tmp_path: Path, **more: Any) -> Path:
+    archive(tmp_path / "now.npz", 0, **more)
+    config = {**DIGITS, "data": {"name": "npz", "path": str(tmp_path / "now.npz")}, "cohort": {"size": 2}}
+    fedadc.run(config, out=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_clients_own_test_samples_are_used_where_the_data_names_them(tmp_path: Path) -> None:
+    held = np.zeros((5, 5), dtype=np.float32)
+    run = natural(tmp_path, x_test=held, y_test=np.array([0, 1, 2, 0, 1]), client_test=np.array([2, 0, 2, 2, 99]))
+    counts = personalize(run).rows[0].counts
+    assert [c.test for c in counts] == [1, 0, 3, 0]  # 99 is nobody here
+    assert [c.train for c in counts] == [30] * 4
+
+
+def test_a_share_held_out_of_a_natural_federation_stays_with_its_clients(tmp_path: Path) -> None:
+    run = natural(tmp_path)
+    plan = prepare(fedadc.load_config(run / "config.yaml"))
+    shares, x = shares_of(plan), np.load(tmp_path / "now.npz")["x"]
+    for client in range(4):
+        mine = {row.tobytes() for row in x[30 * client : 30 * client + 30]}
+        samples = [*shares.train.x[shares.clients[client]].numpy(), *shares.test.x[shares.tests[client]].numpy()]
+        assert len(samples) == 30 and all(row.tobytes() in mine for row in samples)
+
+
+def test_new_data_of_the_clients_is_calibrated_on_without_training(tmp_path: Path) -> None:
+    run = natural(tmp_path)
+    new = archive(tmp_path / "next.npz", 1)
+    result = personalize(run, data=new)
+    assert [row.moment for row in result.rows] == ["before", "after", "recalibrated"]
+    before, after, again = (row.counts for row in result.rows)
+    assert before == personalize(run).rows[0].counts
+    assert [c.test for c in after] == [c.test for c in again] and [c.right_global for c in after] == [
+        c.right_global for c in again
+    ]
+    # what it leaves is what a run on the new data with these weights would leave
+    other = {**DIGITS, "rounds": 1, "data": {"name": "npz", "path": str(new)}, "cohort": {"size": 2}}
+    fedadc.run(other, out=tmp_path / "other")
+    (tmp_path / "other/model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    fresh = personalize(tmp_path / "other")
+    assert fresh.rows[0].counts == again
+    for k in range(4):
+        file = f"none/client-{k:05d}.safetensors"
+        assert (run / "personal-next" / file).read_bytes() == (tmp_path / "other/personal" / file).read_bytes()
+
+
+def test_data_dealt_anew_by_a_yaml_file(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "anew.yaml").write_text("data: {partition: {name: dirichlet, alpha: 0.3}}\n")
+    result = personalize(run, data=tmp_path / "anew.yaml", clients="0-3")
+    assert (run / "personal-anew/none/client-00002.safetensors").is_file() and not caplog.records
+    before, after, _ = (row.counts for row in result.rows)
+    assert [c.train for c in before] != [c.train for c in after]
+    (tmp_path / "leak.yaml").write_text("data: {seed: 9}\n")  # holds out other samples
+    personalize(run, data=tmp_path / "leak.yaml", clients="0")
+    assert "were in the run's training data" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: p, "there is no file"),
+        (lambda p: archive(p, 1, clients=9), "names the client 4, 5, 6, which the run does not have"),
+        (lambda p: archive(p, 1, y=np.arange(120) % 5), "label .* does not occur in training"),
+        (lambda p: archive(p, 1, x=np.zeros((120, 6))), r"holds \[6\] torch.float64 of 3 classes, but .* \[5\]"),
+        (lambda p: archive(p, 1, client=None), "does not say which client holds what"),
+        (lambda p: archive(p, 1, client=np.arange(7)), "7 client ids do not match 120 labels"),
+        (lambda p: p.with_suffix(".txt").write_text("a") and p.with_suffix(".txt"), "should be .npz or .yaml"),
+        (lambda p: p.with_suffix(".yaml").write_text("rounds: 3") and p.with_suffix(".yaml"), "has no `data`"),
+        (
+            lambda p: p.with_suffix(".yaml").write_text("data: {name: digits, clients: 4}") and p.with_suffix(".yaml"),
+            "of 10 classes, but the model was trained",
+        ),
+    ],
+)
+def test_new_data_that_does_not_fit_is_refused(tmp_path: Path, make: Any, words: str) -> None:
+    run = natural(tmp_path)
+    before = contents(run)
+    with pytest.raises(FedadcError, match=words):
+        personalize(run, data=make(tmp_path / "strange.npz"))
+    assert contents(run) == before
+
+
+def test_a_table_with_clients_that_have_changed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def table(name: str, flip: bool) -> Path:
+        lines = ["a,kind,site,y"]
+        for _ in range(120):
+            a, site, kind = rng.normal(), "ns"[rng.integers(2)], "pq"[rng.integers(2)]
+            lines.append(f"{a:.6f},{kind},{site},{'yes' if (a > 0) != (flip and site == 'n') else 'no'}")
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        return tmp_path / name
+
+    data = {"name": "csv", "path": str(table("old.csv", False)), "label": "y", "client": "site"}
+    fedadc.run({**DIGITS, "rounds": 20, "data": data, "cohort": {}}, out=tmp_path / "run")
+    new = personalize(tmp_path / "run", data=table("new.csv", True), epochs=40)
+    before, after, again = (row.counts for row in new.rows)
+    assert [c.name for c in before] == ["n", "s"]
+    assert after[0].right < 0.3 * after[0].test and again[0].right > 0.8 * again[0].test  # n's labels are reversed
+    assert after[1].right > 0.8 * after[1].test
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"lr": float("nan")}, "lr must be positive"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"lam": 2.0}, r"lam must lie in \[0, 1\]"),
+        ({"mu": -1.0}, "mu must not be negative"),
+        ({"regularizers": ["l2"]}, "none, prox or confidence, not 'l2'"),
+        ({"layers": "tail"}, "head or all, not 'tail'"),
+        ({"model": "server"}, "has no model-server.safetensors: .* beside its own; it has none"),
+        ({"colour": 1}, "no argument colour"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(trained_run: Path, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(FedadcError, match=words):
+        personalize(trained_run, **{"regularizers": ["none", "prox", "confidence"], **asked})
+    assert not list(trained_run.glob("personal*"))
+
+
+def test_another_model_of_the_run_is_calibrated_by_its_name(tmp_path: Path) -> None:
+    fedadc.run({**DIGITS, "method": "feddyn"}, out=tmp_path / "run")
+    personalize(tmp_path / "run", model="server", clients="2")
+    state, server = personal_state_dict(tmp_path / "run", 2), load_file(tmp_path / "run/model-server.safetensors")
+    assert torch.equal(state["layers.0.weight"], server["layers.0.weight"])
+    assert not torch.equal(state["layers.0.weight"], load_file(tmp_path / "run/model.safetensors")["layers.0.weight"])
+
+
+def test_the_experiment_of_the_docs_can_be_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fedadc.run(EXPERIMENTS / "digits.yaml", ["rounds=1"], out=tmp_path / "run")
+    result = personalize(tmp_path / "run", data=EXPERIMENTS / "changed.yaml", clients="0-4")
+    assert [row.moment for row in result.rows] == ["before", "after", "recalibrated"]
+    assert not caplog.records  # no test sample was trained on
+
+
+def told(caplog: pytest.LogCaptureFixture, *words: str) -> None:
+    assert all(any(word in r.getMessage() for r in caplog.records) for word in words), caplog.text
+
+
+def test_what_a_user_should_know_of_changed_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another scale, and clients that hold nothing any more."""
+    run = natural(tmp_path)
+    with np.load(tmp_path / "now.npz") as known:
+        arrays = dict(known)
+    kept = arrays["client"] != 2
+    np.savez(tmp_path / "later.npz", x=100 * arrays["x"][kept], y=arrays["y"][kept], client=arrays["client"][kept])
+    personalize(run, data=tmp_path / "later.npz")
+    told(caplog, "new samples must be in the same units", "holds nothing of the clients 2, which are left out")
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fedadc.run(DIGITS, out=tmp_path / "run")
+    (tmp_path / "run/config.yaml").write_text(
+        (tmp_path / "run/config.yaml").read_text().replace("rounds: 3", "rounds: 9")
+    )
+    personalize(tmp_path / "run")
+    told(caplog, "stands at round 3 of 9")
+
+
+def test_weights_of_regularizers_that_were_not_asked_for(tmp_path: Path) -> None:
+    fedadc.run({**DIGITS, "rounds": 1}, out=tmp_path / "run")
+    for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
+        with pytest.raises(FedadcError, match=f"--{name} is for --regularizer {regularizer}"):
+            personalize(tmp_path / "run", **{name: 0.5})

@@ -1,0 +1,107 @@
+"""How many workers, where they compute, and what they find in their environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedadc.errors import FedadcError
+from fedadc.system.determinism import device_of, resolve_workers
+from fedadc.system.processes import KEEP_MEMORY, cores, keeping_memory
+
+
+def test_auto_is_a_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_workers("auto", "cpu") == (cores() if cores() > 1 else 0)
+    for many, workers in ((1, 0), (2, 2), (7, 7)):  # alone on one core, a worker would only be in the way
+        monkeypatch.setattr("fedadc.system.determinism.cores", lambda many=many: many)
+        assert resolve_workers("auto", "cpu") == workers
+
+
+@pytest.mark.parametrize(("quota", "many"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+def test_a_containers_quota_counts(quota: str, many: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    (tmp_path / "cpu.max").write_text(quota)
+    assert cores(tmp_path / "cpu.max") == many and cores(tmp_path / "none") == 8
+
+
+@pytest.mark.parametrize(
+    ("device", "per_gpu", "gpus", "workers"),
+    [
+        ("cuda", 1, 4, 4),
+        ("cuda", 3, 4, 12),
+        ("cuda:1", 3, 4, 3),
+        ("cuda", 1, 1, 0),
+        ("cuda:0", 1, 8, 0),
+        ("mps", 5, 0, 0),
+    ],
+)
+def test_auto_counts_gpus(device: str, per_gpu: int, gpus: int, workers: int) -> None:
+    assert resolve_workers("auto", device, per_gpu, gpus) == workers
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", "mps"])
+def test_a_number_is_a_number(device: str) -> None:
+    assert (resolve_workers("3", device), resolve_workers(3, device), resolve_workers("0", device)) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "2.5", "", "513", True])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(FedadcError, match="workers is auto or a number from 0"):
+        resolve_workers(text, "cpu")
+
+
+def test_workers_take_turns_on_the_gpus() -> None:
+    turns = [device_of(worker, torch.device("cuda"), gpus=3) for worker in range(5)]
+    assert turns == [torch.device("cuda", index) for index in (0, 1, 2, 0, 1)]
+    for one in ("cuda:2", "cpu", "mps"):
+        assert device_of(4, torch.device(one), gpus=3) == torch.device(one)
+
+
+def test_the_environment_is_the_users_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "17")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    before = dict(os.environ)
+    with keeping_memory():
+        assert os.environ["MALLOC_MMAP_MAX_"] == "17"
+        assert os.environ["MALLOC_TRIM_THRESHOLD_"] == KEEP_MEMORY["MALLOC_TRIM_THRESHOLD_"]
+    assert dict(os.environ) == before
+
+
+INTERRUPTED = """
+import os, signal, subprocess, sys
+from fedadc.system.processes import interrupts_wait
+signal.signal(signal.SIGINT, signal.default_int_handler)
+child = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('lives')"
+try:
+    with interrupts_wait():
+        started = subprocess.Popen([sys.executable, "-c", child])
+        os.kill(os.getpid(), signal.SIGINT)
+        assert started.wait() == 0
+    print("lost")
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+def test_an_interrupt_that_comes_while_a_process_is_started_is_neither_lost_nor_the_childs() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "lives\nheard\n", done.stderr
+
+
+def test_getting_ready_does_not_import_torch() -> None:
+    code = "import sys, fedadc.system.processes as p; p.get_ready(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_training_imports_no_compiler() -> None:
+    """torch.use_deterministic_algorithms would import one, for a second."""
+    code = (
+        "import sys; from fedadc.system.determinism import exact\n"
+        "with exact(): pass\nassert 'torch._inductor' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

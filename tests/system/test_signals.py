@@ -1,0 +1,96 @@
+"""Signals that ask for the end: heard between steps, held back inside them, never lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import threading
+
+import pytest
+
+from fedadc.system.signals import SIGNALS, Stopped, asked_by, held_back, stopping_on_signals
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_stops_what_is_under_way(number: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals():
+        os.kill(os.getpid(), number)
+    assert isinstance(caught.value, Stopped) and caught.value.number == number == asked_by()
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_waits_until_a_step_is_done() -> None:
+    done = []
+    with pytest.raises(Stopped), stopping_on_signals():
+        with held_back():
+            with held_back():
+                os.kill(os.getpid(), signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        done.append("never")
+    assert done == ["inner", "outer"]
+
+
+def test_a_second_signal_does_not_disturb_the_end() -> None:
+    with pytest.raises(ZeroDivisionError), stopping_on_signals():
+        with held_back(for_good=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with held_back():
+            pass  # it was answered
+        raise ZeroDivisionError
+
+
+def test_a_signal_that_python_drops_is_heard_at_the_next_step() -> None:
+    """What is raised in a destructor goes nowhere."""
+
+    class Fragile:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                pass  # handlers run between two of Python's own steps
+
+    reached = False
+    with pytest.raises(Stopped), stopping_on_signals():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.unraisablehook", lambda _: None)
+            Fragile()
+            gc.collect()
+        reached = True
+        with held_back():
+            pass
+    assert reached
+
+
+def test_what_a_user_has_set_up_stays_his() -> None:
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and shells in the background do
+    try:
+        with stopping_on_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, ignored)
+    assert heard == [signal.SIGTERM]
+
+
+def test_other_threads_do_without() -> None:
+    ended = []
+
+    def work() -> None:
+        with stopping_on_signals(), held_back():
+            ended.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended
+
+
+def test_it_travels_between_processes() -> None:
+    again = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM)))
+    assert isinstance(again, Stopped) and again.number == signal.SIGTERM
