@@ -19,8 +19,9 @@ from rich.table import Table
 from workloads import CLASSES, LR, mlp
 
 import fedadc
+from fedadc.config.settings import Checkpointing
 from fedadc.models import CNN, ResNet18
-from fedadc.runs.checkpoint import LARGEST_SHARE, Checkpointing
+from fedadc.runs.checkpoint import LARGEST_SHARE
 
 REPEATS = 5
 SECONDS = Checkpointing().seconds

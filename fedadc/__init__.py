@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fedadc.system.version import __version__
 
 
 def _widest_vectors() -> str:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedadc.communication.downlinks import Broadcast, Downlink, Overlap, Pull
     from fedadc.communication.network import Communication
     from fedadc.communication.uplinks import EightBit, Full, TopK, Uplink
-    from fedadc.config.settings import Config, load_config
+    from fedadc.config.settings import Config
     from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
     from fedadc.data.batches import Augment, Batch
     from fedadc.errors import FedadcError
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from fedadc.personal.folder import personal_state_dict
     from fedadc.personal.personalize import Personalisation, personalize
     from fedadc.runs.checkpoint import Checkpoints
+    from fedadc.runs.record import load_config
     from fedadc.runs.runner import RunResult, resume, run
     from fedadc.schedules import Cosine, Exponential, Step
     from fedadc.selections import Clusters, Covering, Selection, Uniform
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 # fmt: off
 _HOME = {
     "runs.checkpoint": ("Checkpoints",),
-    "config.settings": ("Config", "load_config"),
+    "config.settings": ("Config",),
     "data": ("Dataset", "Normalisation", "from_arrays", "from_clients", "from_torch"),
     "data.batches": ("Augment", "Batch"),
     "partitions": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
@@ -109,6 +110,7 @@ _HOME = {
     ),
     "personal.folder": ("personal_state_dict",),
     "personal.personalize": ("Personalisation", "personalize"),
+    "runs.record": ("load_config",),
     "runs.runner": ("RunResult", "resume", "run"),
 }
 # fmt: on

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fedadc.config.settings import load_config
 from fedadc.data.loaders import download as files
 from fedadc.data.loaders.arrays import folder, npz
 from fedadc.data.loaders.builtin import read_cifar, read_idx
 from fedadc.data.loaders.csv import table
 from fedadc.errors import FedadcError
 from fedadc.models.build import read_weights
+from fedadc.runs.record import load_config
 
 
 def unpack(path: Path) -> object:

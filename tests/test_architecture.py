@@ -1,8 +1,12 @@
-"""Imports point one way: the rooms of the house, read from the source."""
+"""Imports point one way: which folder may import which, read from the source.
+
+Every import counts: at the top of a file, inside a function, for type checkers only, and modules named in strings.
+"""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -13,6 +17,7 @@ import pytest
 import fedadc
 
 ROOT = Path(fedadc.__file__).parent
+LONGEST_FUNCTION = 50  # lines
 
 
 def module_name(path: Path) -> str:
@@ -21,161 +26,186 @@ def module_name(path: Path) -> str:
 
 
 FILES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
-
-
-def for_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
-def walk(body: list[ast.stmt], inside: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import that runs, and whether it stands inside a function."""
-    for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node, inside
-        elif not for_type_checking(node):
-            function = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            for part in ("body", "orelse", "finalbody"):
-                yield from walk(getattr(node, part, []), function)
-            for handler in getattr(node, "handlers", []):
-                yield from walk(handler.body, function)
+FACADE = "fedadc"  # the package's own __init__, which loads public names from everywhere; nothing may import it
 
 
 @cache
-def imports(module: str, at_the_top_only: bool = False) -> frozenset[str]:
-    """Modules that a module imports when it runs; `from package import module` counts as that module."""
-    found = set()
-    for node, inside in walk(ast.parse(FILES[module].read_text(encoding="utf-8")).body):
-        if inside and at_the_top_only:
+def tree(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text(encoding="utf-8"))
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Everything that runs when a module is imported: no function bodies, nothing for type checkers only."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(node, part, []))
+
+
+@cache
+def imports(module: str, at_import_only: bool = False) -> frozenset[str]:
+    """Modules that a module imports; `from package import module` counts as that module."""
+    found: set[str] = set()
+    for node in statements(tree(module).body) if at_import_only else ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-            continue
-        assert node.level == 0 and node.module, f"{module}: imports are written in full"
-        found |= {f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in FILES else node.module for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module}: imports are written in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in FILES else node.module for name in names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} & (FILES.keys() - {FACADE})
     return frozenset(found)
 
 
 def ours(module: str) -> frozenset[str]:
-    return frozenset(name for name in imports(module) if name.split(".")[0] == "fedadc")
+    return frozenset(name for name in imports(module) if name in FILES and name != module)
 
 
-def room(module: str) -> str:
-    """`fedadc.data.loaders.arrays` is in the room `data`; `fedadc.errors` is one of its own."""
-    return [*module.split("."), ""][1]
+def folder(module: str) -> str:
+    """`fedadc.data.loaders.csv` is in `data`; `fedadc.errors` is one of its own."""
+    return module.split(".")[1]
 
 
-def members(name: str) -> list[str]:
-    found = [module for module in FILES if room(module) == name]
-    assert found, f"there is no room {name}"
-    return found
-
-
-ALLOWED = {  # room -> the rooms it may import, beside itself
+MODULES = [module for module in FILES if module != FACADE]
+BASICS = {"errors", "rng", "system"}
+NUMBERS = BASICS | {"data", "models", "schedules"}
+CLIENTS = NUMBERS | {"views", "objectives", "methods"}
+LOOPS = CLIENTS | {"communication", "training", "evaluation"}
+FEDERATION = LOOPS | {"engines", "partitions", "selections"}
+ALLOWED = {  # folder -> the folders it may import, beside itself
     "errors": set(),
     "rng": set(),
-    "durable": {"errors"},
-    "interrupts": set(),
-    "processes": {"interrupts"},
-    "exact": {"errors", "processes"},
-    "schema": {"errors"},
-    "objectives": {"errors", "rng"},
+    "system": {"errors"},
     "models": {"errors", "rng"},
     "data": {"errors", "rng"},
-    "methods": {"errors", "rng", "objectives"},
-    "engines": {"errors", "exact", "processes", "schema", "data", "methods", "evaluate", "federation"},
-    "evaluate": {"errors", "exact", "rng", "data", "models", "methods", "federation"},
-    "federation": {
-        "errors",
-        "rng",
-        "exact",
-        "durable",
-        "data",
-        "models",
-        "methods",
-        "objectives",
-        "engines",
-        "evaluate",
-    },
+    "schedules": {"errors"},
+    "partitions": {"errors", "rng", "data"},
+    "selections": {"errors", "rng", "data"},
+    "views": {"errors", "data", "models", "schedules"},
+    "objectives": {"errors", "data", "models", "views"},
+    "methods": {"errors", "models", "objectives", "views"},
+    "communication": {"errors", "rng", "data", "models"},
+    "training": CLIENTS | {"communication"},
+    "evaluation": CLIENTS | {"training"},
+    "engines": LOOPS,
+    "federation": FEDERATION,
+    "config": FEDERATION | {"federation"},
+    "runs": FEDERATION | {"federation", "config"},
+    "analysis": FEDERATION | {"federation", "config", "runs"},
+    "personal": FEDERATION | {"federation", "config", "runs", "analysis"},
+    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
+    "__main__": {"cli"},
 }
 
 
+def test_every_folder_is_in_the_table_and_the_table_in_the_tree() -> None:
+    assert {folder(module) for module in MODULES} == ALLOWED.keys()
+
+
 @pytest.mark.parametrize("name", ALLOWED)
-def test_a_room_imports_only_what_it_may(name: str) -> None:
-    for module in members(name):
-        strange = {m for m in ours(module) if room(m) not in ALLOWED[name] | {name}}
-        assert not strange, f"{module} imports {sorted(strange)}"
+def test_a_folder_imports_only_what_it_may(name: str) -> None:
+    for module in MODULES:
+        if folder(module) == name:
+            forbidden = {m for m in ours(module) if m == FACADE or folder(m) not in ALLOWED[name] | {name}}
+            assert not forbidden, f"{module} imports {sorted(forbidden)}"
 
 
-def test_the_rules_would_notice() -> None:
-    """The reader of imports sees what is known to be there, and not what only type checkers see."""
-    assert "fedadc.objectives" in ours("fedadc.methods.base") and "fedadc.config.settings" in ours(
-        "fedadc.analysis.demo"
-    )
-    assert "fedadc.training.local" not in ours("fedadc.methods.base")
-    assert "fedadc.runs.directory" in ours("fedadc.analysis.demo") and "PIL" in imports("fedadc.data.loaders.images")
+def test_the_table_has_no_cycle() -> None:
+    order = list(TopologicalSorter(ALLOWED).static_order())  # raises a CycleError
+    assert order.index("errors") < order.index("training") < order.index("cli")
 
 
-def test_engines_know_the_inner_loop_and_how_to_add_and_nothing_else_of_the_federation() -> None:
-    for module in members("engines"):
-        known = {m for m in ours(module) if room(m) == "federation"}
-        assert known <= {"fedadc.training.local", "fedadc.training.aggregate"}, f"{module} imports {sorted(known)}"
+def test_no_module_imports_itself_through_others() -> None:
+    """Type-checking and function-level imports included: the largest strongly connected component is one module."""
+    list(TopologicalSorter({module: ours(module) - {FACADE} for module in MODULES}).static_order())
 
 
-def test_selection_sees_labels_and_no_training_and_only_the_outer_loop_sees_selection() -> None:
-    selection = "fedadc.selections"
-    inside = {module for module in FILES if module.startswith(selection)}
-    for module in inside:
-        assert ours(module) <= inside | {"fedadc.data.dataset", "fedadc.errors"}, module
-        assert "torch" not in imports(module), module
-    outside = {module for module in FILES if module not in inside and ours(module) & inside}
-    loop = {"fedadc.training.rounds", "fedadc.federation"}
-    assert outside == loop | {"fedadc.config.settings", "fedadc.cli.catalogue"}
+def test_the_reader_of_imports_sees_every_kind() -> None:
+    assert "fedadc.training.rounds" in ours("fedadc.federation")  # at the top
+    assert "fedadc.engines.workers" in ours("fedadc.federation")  # inside a function
+    assert "fedadc.engines.workers" not in imports("fedadc.federation", at_import_only=True)
+    assert "PIL.Image" in imports("fedadc.data.loaders.images")  # for type checkers
+    assert "fedadc.engines.worker" in ours("fedadc.engines.pool") & ours("fedadc.cli.app")  # in a string
+
+
+def test_no_class_name_stands_for_two_classes() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in FILES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_no_function_is_long() -> None:
+    for module in FILES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                assert lines <= LONGEST_FUNCTION, f"{module}.{node.name} has {lines} lines"
+
+
+def test_few_modules_lie_loose() -> None:
+    assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "__main__", "errors", "rng", "federation"}
+
+
+def test_tests_mirror_the_tree() -> None:
+    """A folder of tests is a folder of the package."""
+    tests = Path(__file__).parent
+    for path in tests.rglob("test_*.py"):
+        assert (ROOT / path.parent.relative_to(tests)).is_dir(), path
+
+
+def test_engines_know_the_clients_half_of_a_round_and_how_to_add() -> None:
+    for module in MODULES:
+        if folder(module) == "engines":
+            known = {m for m in ours(module) if folder(m) == "training"}
+            assert known <= {f"fedadc.training.{n}" for n in ("local", "aggregate", "messages")}, module
+
+
+def test_the_outer_loop_sees_no_sample_and_no_model() -> None:
+    known = ours("fedadc.training.rounds")
+    assert not known & {"fedadc.federation", "fedadc.models.flat", "fedadc.data.batches", "fedadc.training.local"}
+    assert {m for m in known if folder(m) == "data"} == {"fedadc.data.dataset"}  # the type of an array
+
+
+def test_selection_sees_labels_and_no_training() -> None:
+    for module in MODULES:
+        if folder(module) == "selections":
+            assert "torch" not in imports(module), module
+            assert not {m for m in ours(module) if folder(m) == "data"} - {"fedadc.data.dataset"}, module
 
 
 def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> None:
-    known = {room(m) for m in ours("fedadc.personal.calibrate")}
-    assert known == {"errors", "data", "models", "methods", "objectives", "federation"}
-    assert {room(m) for m in ours("fedadc.personal.results")} == {"data"}
+    known = {folder(m) for m in ours("fedadc.personal.calibrate")}
+    assert not known & {"runs", "config", "analysis", "system"} and "training" in known
 
 
-def test_the_leaf_rooms_use_torch_numpy_and_the_standard_library_only() -> None:
-    import sys
-
-    for name in ("errors", "rng", "exact", "durable", "objectives", "models", "data", "methods"):
-        for module in members(name):
-            for top_only, more in ((True, set()), (False, {"PIL", "safetensors"})):
-                foreign = {m.split(".")[0] for m in imports(module, top_only)} - set(sys.stdlib_module_names)
+def test_the_lower_folders_use_torch_numpy_and_the_standard_library_only() -> None:
+    for module in MODULES:
+        if folder(module) in {*CLIENTS, "partitions", "selections", "communication"}:
+            for at_import_only, more in ((True, set()), (False, {"PIL", "safetensors"})):
+                foreign = {m.split(".")[0] for m in imports(module, at_import_only)} - set(sys.stdlib_module_names)
                 assert foreign <= {"torch", "numpy", "fedadc"} | more, f"{module} imports {sorted(foreign)}"
 
 
-def test_nothing_imports_the_command_line_and_only_it_the_terminal() -> None:
-    for module in FILES:
-        assert "fedadc.cli.app" not in ours(module), module
-        assert "fedadc.cli.terminal" not in ours(module) or module == "fedadc.cli.app", module
-
-
-@pytest.mark.parametrize("module", ["fedadc.config.settings", "fedadc.evaluation.metrics", "fedadc.config.schema"])
-def test_configs_know_nothing_of_runs(module: str) -> None:
-    assert not {room(m) for m in ours(module)} & {"record", "run", "report", "saved", "demo", "holdings", "catalogue"}
-
-
-def test_no_module_needs_itself() -> None:
-    graph = {module: ours(module) & FILES.keys() - {module, "fedadc"} for module in FILES}
-    order = list(TopologicalSorter(graph).static_order())  # raises a CycleError
-    assert order.index("fedadc.errors") < order.index("fedadc.training.rounds") < order.index("fedadc.cli.app")
-
-
-def test_only_the_terminal_prints_and_knows_its_libraries() -> None:
-    for module, path in FILES.items():
-        if module in ("fedadc.cli.app", "fedadc.cli.terminal"):
+def test_only_the_command_line_prints_and_knows_its_libraries() -> None:
+    for module in MODULES:
+        if folder(module) == "cli":
             continue
-        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(tree(module)) if isinstance(n, ast.Call)]
         assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], module
         assert not {m.split(".")[0] for m in imports(module)} & {"rich", "typer", "click"}, module
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
-    for module in ("fedadc", "fedadc.cli.app", "fedadc.errors"):
-        top = {m.split(".")[0] for m in imports(module, at_the_top_only=True)}
-        assert not top & {"torch", "numpy", "pydantic", "yaml", "matplotlib", "rich"}, module
-        assert {m for m in imports(module, True) if m.startswith("fedadc.")} <= {"fedadc.errors"}, module
+    light = {"fedadc", "fedadc.cli", "fedadc.cli.app", "fedadc.errors", "fedadc.system", "fedadc.system.version"}
+    for module in light:
+        found = imports(module, at_import_only=True)
+        assert not {m.split(".")[0] for m in found} & {"torch", "numpy", "pydantic", "yaml", "matplotlib", "rich"}
+        assert {m for m in found if m.startswith("fedadc.")} <= light, module

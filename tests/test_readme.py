@@ -13,13 +13,13 @@ import yaml
 from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
 from fedadc.config.build import prepare
-from fedadc.config.settings import CohortConfig, Config, DataConfig, ModelConfig, StopConfig, load_config
+from fedadc.config.settings import Checkpointing, CohortConfig, Config, DataConfig, ModelConfig, StopConfig
 from fedadc.config.yaml import overlay, parse_yaml
 from fedadc.data import DATASETS
 from fedadc.evaluation.metrics import Evaluation
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
-from fedadc.runs.checkpoint import Checkpointing
+from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles

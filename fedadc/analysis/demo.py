@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedadc.config.settings import Config, load_config
+from fedadc.config.settings import Config
+from fedadc.runs.record import load_config
 
 BASE: dict[str, Any] = {
     "rounds": 60,

@@ -24,11 +24,12 @@ from typing import Any
 from fedadc.analysis.compare import AXES, final, higher_is_better
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
-from fedadc.config.settings import TABLES, Config, load_config
+from fedadc.config.settings import TABLES, Config
 from fedadc.config.yaml import changed, overlay, read_yaml
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require, unknown
 from fedadc.evaluation.evaluator import reaches
-from fedadc.runs.record import MODEL, RecordedRun, model_in, read_run
+from fedadc.runs.layout import MODEL
+from fedadc.runs.record import RecordedRun, load_config, model_in, read_run
 from fedadc.runs.runner import RunResult, run
 from fedadc.system.files import write_text
 from fedadc.system.processes import interrupts_wait

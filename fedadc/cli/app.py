@@ -40,7 +40,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE].
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        from fedadc import __version__
+        from fedadc.system.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit
@@ -74,7 +74,7 @@ def run(
     """Train by a config and leave a run directory."""
     _get_ready(workers)
     from fedadc.cli.terminal import progress_of_run, run_summary
-    from fedadc.config.settings import load_config
+    from fedadc.runs.record import load_config
     from fedadc.runs.runner import run as run_config
 
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
@@ -110,9 +110,9 @@ def resume(
     """Go on with a run that was interrupted or killed, or prolong it; the result is that of a run in one go."""
     _get_ready(workers)
     from fedadc.cli.terminal import progress_of_run, run_summary
-    from fedadc.config.settings import load_config
     from fedadc.errors import require
-    from fedadc.runs.record import CONFIG
+    from fedadc.runs.layout import CONFIG
+    from fedadc.runs.record import load_config
     from fedadc.runs.runner import resume as resume_run
 
     require(run.is_dir(), f"there is no run directory {run}.")
@@ -381,7 +381,7 @@ def data_show(
     """Draw who holds what: clients × classes."""
     from fedadc.analysis.label_counts import holdings, plot_holdings
     from fedadc.cli.terminal import holdings_picture, say
-    from fedadc.config.settings import load_config
+    from fedadc.runs.record import load_config
 
     found = holdings(load_config(config, overrides or []), data_dir)
     if plot_file is not None:

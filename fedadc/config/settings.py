@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ from fedadc.evaluation.metrics import Evaluation
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import PARTITIONS, Partition
-from fedadc.runs.checkpoint import Checkpointing
 from fedadc.schedules import SCHEDULES, Schedule
 from fedadc.selections import SELECTIONS, Selection, Uniform
 from fedadc.training.client_states import Storage
@@ -105,6 +103,20 @@ class CohortConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """How often a run is saved."""
+
+    every: int | None = None  # rounds; None: by time
+    seconds: float = 30.0  # by time: so many after the last, but never more than 2 % of the run's time
+
+    def __post_init__(self) -> None:
+        require(self.every is None or self.every >= 1, f"checkpoint.every must be at least 1, not {self.every}.")
+        require(
+            0 <= self.seconds < float("inf"), f"checkpoint.seconds must be 0 or more and finite, not {self.seconds}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopConfig:
     """When to end before the last round."""
 
@@ -149,7 +161,7 @@ class Config:
         return Schema(TABLES, self.folder, SHORT)
 
     def tree(self) -> dict[str, Any]:
-        """Plain values that `load_config` turns into this config again."""
+        """Plain values that `parse_config` turns into this config again."""
         tree: dict[str, Any] = self.schema.dump(self)
         return tree
 
@@ -165,7 +177,7 @@ class Config:
             raise FedadcError(f"{name[:60]} is no usable path ({one_line(error)}).") from error
 
 
-def load_config(
+def parse_config(
     source: Config | Mapping[str, Any] | str | Path,
     overrides: Sequence[str] = (),
     folder: Path | None = None,
@@ -177,7 +189,7 @@ def load_config(
     elif isinstance(source, Mapping):
         tree, folder = dict(source), folder or Path.cwd()
     else:
-        tree, folder = read_yaml(Path(source)), folder or home_of(Path(source).resolve().parent)
+        tree, folder = read_yaml(Path(source)), folder or Path(source).resolve().parent
     for preset in presets:
         tree = laid_over(tree, preset)
     for change in overrides:
@@ -193,15 +205,6 @@ def load_config(
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
     return replace(config, folder=folder)
-
-
-def home_of(folder: Path) -> Path:
-    """Where a config's files are looked up: its folder, or for a run's copy the folder of the original."""
-    try:
-        facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-        return Path(facts["config_folder"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return folder
 
 
 def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ RUN/personal/personal.png
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,37 +20,19 @@ from torch import Tensor
 
 from fedadc.errors import FedadcError, require
 from fedadc.models.build import read_weights
+from fedadc.runs.layout import (
+    LOCK,
+    PARTIAL,
+    PERSONAL,
+    PERSONAL_MODELS,
+    PERSONAL_SUMMARY,
+    foreign_in_personal,
+    personal_file,
+)
 from fedadc.runs.record import model_facts, model_in
-from fedadc.system.files import LOCK, PARTIAL, flush_folder, locked, packed, write_all_durably
+from fedadc.system.files import flush_folder, locked, packed, write_all_durably
 
-NAME = "personal"  # in a run directory; for changed data personal-DATA
-TABLE, SUMMARY, PICTURE = "clients.csv", "summary.json", "personal.png"
-WAYS = ("none", "prox", "confidence", "own")
-CLIENT = re.compile(r"client-\d{5,}\.safetensors(\.part)?")
 AT_ONCE = 256  # files that are flushed side by side
-
-
-def client_file(client: int) -> str:
-    return f"client-{client:05d}.safetensors"
-
-
-def is_personal(folder: Path) -> bool:
-    """Whether a folder below a run is what a personalisation left there, or had begun to."""
-    if not folder.is_dir() or not re.fullmatch(rf"{NAME}(-.*)?", folder.name.removesuffix(PARTIAL)):
-        return False
-    return not _strange(folder)
-
-
-def _strange(folder: Path) -> list[str]:
-    """What in a folder is none of ours."""
-    files = {*(name + end for name in (TABLE, SUMMARY, PICTURE) for end in ("", PARTIAL)), LOCK}
-
-    def is_ours(path: Path) -> bool:
-        if not path.is_dir():
-            return path.name in files
-        return path.name in WAYS and all(CLIENT.fullmatch(file.name) for file in path.iterdir())
-
-    return sorted(path.name for path in folder.iterdir() if not is_ours(path))
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
@@ -60,7 +41,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     require(overwrite, f"{folder} is there already; choose another --out, or give --overwrite to replace it.")
-    strange = _strange(folder)
+    strange = foreign_in_personal(folder)
     require(not strange, f"{folder} holds {', '.join(strange[:3])}, which is no part of one; choose another --out.")
 
 
@@ -96,7 +77,7 @@ class PersonalFolder:
         """What a client tuned; written with the next ones."""
         (self.part / way).mkdir(exist_ok=True)
         content = packed(tuned, model_facts(f"client {client}, {way},", self.round))
-        self._waiting.append((self.part / way / client_file(client), content))
+        self._waiting.append((self.part / way / personal_file(client), content))
         if len(self._waiting) >= AT_ONCE:
             self._flush()
 
@@ -126,18 +107,18 @@ def _empty(folder: Path) -> None:
 
 
 def personal_state_dict(
-    run: str | Path, client: int, regularizer: str | None = None, folder: str = NAME
+    run: str | Path, client: int, regularizer: str | None = None, folder: str = PERSONAL
 ) -> dict[str, Tensor]:
     """A client's whole model from what `personalize` left in a run, for `load_state_dict` of your own module."""
     require(isinstance(client, Integral), f"client must be a number, not {client!r}.")
     place = Path(run) / folder
     summary = _summary(place)
-    ways = [way for way in WAYS if (place / way).is_dir()]
+    ways = [way for way in PERSONAL_MODELS if (place / way).is_dir()]
     require(
         regularizer in ways or (regularizer is None and len(ways) == 1),
         f"{place} has the models {', '.join(ways) or 'of nobody'}; say which one as `regularizer`.",
     )
-    file = place / (regularizer or ways[0]) / client_file(client)
+    file = place / (regularizer or ways[0]) / personal_file(client)
     require(file.is_file(), f"{place} has no model of client {client}.")
     tuned = read_weights(file)
     if not summary.get("model"):
@@ -153,7 +134,7 @@ def personal_state_dict(
 
 def _summary(place: Path) -> dict[str, Any]:
     try:
-        summary = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((place / PERSONAL_SUMMARY).read_text(encoding="utf-8"))
         assert isinstance(summary, dict)
     except (OSError, ValueError, RecursionError, AssertionError) as error:
         raise FedadcError(f"{place} holds no personal models; `fedadc personalize` makes them.") from error

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.errors import require
-from fedadc.personal.folder import PICTURE, SUMMARY, TABLE, PersonalFolder, check_place
+from fedadc.personal.folder import PersonalFolder, check_place
 from fedadc.personal.picture import plot_gains
 from fedadc.personal.request import Request
 from fedadc.personal.results import Row, as_csv
 from fedadc.personal.subject import Watcher, file_of, subject_of
+from fedadc.runs.layout import PERSONAL_PLOT, PERSONAL_SUMMARY, PERSONAL_TABLE
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.system.determinism import deterministic, resolve_device
 
@@ -71,8 +72,8 @@ def personalize(
         subject = subject_of(run, config, file, label, request, data_dir, resolve_device(device))
         with PersonalFolder.written(place, subject.round) as folder, deterministic():
             rows = subject.measured(folder, watch)
-            folder.keep_texts({TABLE: as_csv(rows), SUMMARY: subject.summary(rows)})
-            plot_gains(rows, folder.part / PICTURE)
+            folder.keep_texts({PERSONAL_TABLE: as_csv(rows), PERSONAL_SUMMARY: subject.summary(rows)})
+            plot_gains(rows, folder.part / PERSONAL_PLOT)
         result.rows.extend(rows)
         result.folders.append(place)
     return result

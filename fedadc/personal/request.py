@@ -9,7 +9,7 @@ from pathlib import Path
 from fedadc.config.settings import Config
 from fedadc.errors import require
 from fedadc.personal.calibrate import Calibration, Layers, usual_work
-from fedadc.personal.folder import NAME
+from fedadc.runs.layout import PERSONAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Request:
     clients: str | Sequence[int] | None = None  # e.g. "0-9,12"; None: all
     regularizers: Sequence[str] = ("none",)
     layers: Layers = "head"
-    model: str | None = None  # NAME of model-NAME.safetensors; None: the model by which the run is judged
+    model: str | None = None  # PERSONAL of model-PERSONAL.safetensors; None: the model by which the run is judged
     data: Path | None = None  # what the clients hold now
     epochs: int = 2
     lr: float | None = None  # None: the run's local.lr
@@ -38,7 +38,7 @@ class Request:
         return calibration
 
     def place(self, run: Path) -> Path:
-        return run / (NAME if self.data is None else f"{NAME}-{self.data.stem}")
+        return run / (PERSONAL if self.data is None else f"{PERSONAL}-{self.data.stem}")
 
 
 def client_numbers(asked: str | Sequence[int] | None, names: Sequence[str]) -> list[int]:

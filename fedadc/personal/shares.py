@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedadc.config.build import DEFAULT_TEST_SHARE, Plan, load_data
-from fedadc.config.settings import Config, load_config
+from fedadc.config.settings import Config
 from fedadc.config.yaml import overlay, read_yaml
 from fedadc.data.dataset import Clients, Dataset, Samples
 from fedadc.data.loaders.arrays import npz_like
@@ -19,6 +19,7 @@ from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.partitions import Natural, deal
 from fedadc.rng import generator
+from fedadc.runs.record import load_config
 
 log = logging.getLogger("fedadc")
 

@@ -23,12 +23,13 @@ from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.request import Request, client_numbers
 from fedadc.personal.results import Count, Row
 from fedadc.personal.shares import Shares, changed_shares, shares_of
-from fedadc.runs.checkpoint import FOLDER as CHECKPOINTS
 from fedadc.runs.checkpoint import Checkpoints
 from fedadc.runs.directory import mark_of_metrics
 from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.fingerprint import mark_of
-from fedadc.runs.record import METRICS, RecordedRun, model_in, saved_model
+from fedadc.runs.layout import CHECKPOINTS as CHECKPOINTS
+from fedadc.runs.layout import METRICS
+from fedadc.runs.record import RecordedRun, model_in, saved_model
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults

@@ -14,14 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -30,38 +28,20 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedadc.communication.network import FIGURES
+from fedadc.config.settings import Checkpointing
 from fedadc.errors import CannotResume, FedadcError, one_line, require
+from fedadc.federation import Federation
 from fedadc.models.vectors import State, canonical
+from fedadc.runs.layout import CHECKPOINT_FILE, CLIENT_STATE_FILE, CLIENT_STATES, checkpoint_name, client_state_file
 from fedadc.system.files import checksum, flush_folder, packed, write_durably
 from fedadc.training.client_states import ClientStates, SavedState, StateHandle, Store, save_all
 from fedadc.training.state import RunState
 
-if TYPE_CHECKING:
-    from fedadc.federation import Federation
-
 log = logging.getLogger("fedadc")
 FORMAT = 1
-FOLDER = "checkpoints"  # in a run directory
-CLIENTS = "clients"
 SERVER, LINKS = "server.", "links."  # how the names of their tensors begin
-CHECKPOINT = re.compile(r"round-(\d{8,})(\.json|\.safetensors)(\.part)?")  # files that are ours to delete
-STATE = re.compile(r"\d+-\d+\.safetensors(\.part)?")
 KEPT = 2
 LARGEST_SHARE = 0.02  # of a run's time that writing may take
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpointing:
-    """How often a run is saved."""
-
-    every: int | None = None  # rounds; None: by time
-    seconds: float = 30.0  # by time: so many after the last, but never more than 2 % of the run's time
-
-    def __post_init__(self) -> None:
-        require(self.every is None or self.every >= 1, f"checkpoint.every must be at least 1, not {self.every}.")
-        require(
-            0 <= self.seconds < float("inf"), f"checkpoint.seconds must be 0 or more and finite, not {self.seconds}."
-        )
 
 
 class Pace:
@@ -107,11 +87,11 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        return _name(self.round)
+        return checkpoint_name(self.round)
 
     def files(self) -> list[str]:
         """Of its clients' states."""
-        return [_client_file(client, round) for client, round, _ in self.clients]
+        return [client_state_file(client, round) for client, round, _ in self.clients]
 
 
 class Unusable(Exception):
@@ -149,17 +129,17 @@ class Checkpoints:
             raise FedadcError(f"cannot write to {self.folder} ({error.strerror or error}).") from error
 
     def _write(self, state: RunState, metrics: Mark) -> None:
-        for folder in (self.folder, self.folder / CLIENTS):
+        for folder in (self.folder, self.folder / CLIENT_STATES):
             if not folder.is_dir():
                 folder.mkdir()
                 flush_folder(folder.parent)
         clients = self._save(state.clients)
         content = packed({"theta": state.theta, **_under(SERVER, state.server), **_under(LINKS, state.links)})
-        write_durably(self.folder / f"{_name(state.round)}.safetensors", content)
+        write_durably(self.folder / f"{checkpoint_name(state.round)}.safetensors", content)
         manifest = Manifest(
             FORMAT, state.round, state.horizon, self.config, self.data, checksum(content), metrics, clients
         )
-        write_durably(self.folder / f"{_name(state.round)}.json", _sealed(manifest))
+        write_durably(self.folder / f"{checkpoint_name(state.round)}.json", _sealed(manifest))
         self._kept = [manifest, *(m for m in self._kept if m.round < manifest.round)][:KEPT]
         self._forget_others()
 
@@ -169,7 +149,7 @@ class Checkpoints:
         for client in clients:
             entry = clients.handle(client)
             self._stores.add(entry.store)
-            wanted[client] = entry, self.folder / CLIENTS / _client_file(client, entry.round)
+            wanted[client] = entry, self.folder / CLIENT_STATES / client_state_file(client, entry.round)
         marks = save_all(wanted.values())
         return [(client, entry.round, marks[path]) for client, (entry, path) in wanted.items()]
 
@@ -177,14 +157,14 @@ class Checkpoints:
         """Delete checkpoints but the last two, and states that neither names and nobody holds."""
         names = {m.name for m in self._kept}
         for file in sorted(self.folder.iterdir()):  # a manifest goes before what it names
-            if CHECKPOINT.fullmatch(file.name) and file.name.partition(".")[0] not in names:
+            if CHECKPOINT_FILE.fullmatch(file.name) and file.name.partition(".")[0] not in names:
                 file.unlink(missing_ok=True)
-        held = {f for store in self._stores for f in store.saved_files(self.folder / CLIENTS)}
+        held = {f for store in self._stores for f in store.saved_files(self.folder / CLIENT_STATES)}
         self._forget_states_but({f for m in self._kept for f in m.files()} | held)
 
     def _forget_states_but(self, kept: set[str]) -> None:
-        for file in (self.folder / CLIENTS).iterdir():
-            if STATE.fullmatch(file.name) and file.name not in kept:
+        for file in (self.folder / CLIENT_STATES).iterdir():
+            if CLIENT_STATE_FILE.fullmatch(file.name) and file.name not in kept:
                 file.unlink(missing_ok=True)
 
     def sweep(self) -> None:
@@ -194,7 +174,7 @@ class Checkpoints:
             self._kept += [m for path, round in found if round < self.round and (m := self._if_good(path))][: KEPT - 1]
             if len(self._kept) == KEPT:
                 self._forget_others()
-        if (self.folder / CLIENTS).is_dir():
+        if (self.folder / CLIENT_STATES).is_dir():
             with suppress(Unusable):  # who knows what a damaged one names
                 manifests = [_opened(_content(path)) for path, _ in self._found()]
                 self._forget_states_but({f for m in manifests for f in m.files()})
@@ -211,7 +191,9 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         found = [
-            (p, int(m[1])) for p in self.folder.iterdir() if (m := CHECKPOINT.fullmatch(p.name)) and m[2] == ".json"
+            (p, int(m[1]))
+            for p in self.folder.iterdir()
+            if (m := CHECKPOINT_FILE.fullmatch(p.name)) and m[2] == ".json"
         ]
         return sorted(found, key=lambda pair: -pair[1])
 
@@ -272,9 +254,9 @@ class Checkpoints:
         for client, round, mark in manifest.clients:
             if not 0 <= client < len(self.federation.clients):
                 raise Unusable(f"there is no client {client}")
-            path = self.folder / CLIENTS / _client_file(client, round)
+            path = self.folder / CLIENT_STATES / client_state_file(client, round)
             if checksum(_content(path)) != mark:
-                raise Unusable(f"{CLIENTS}/{path.name} is truncated or damaged")
+                raise Unusable(f"{CLIENT_STATES}/{path.name} is truncated or damaged")
             clients[client] = store.keep_saved(SavedState(path, mark), round)
         # clones: torch's own memory begins where vectors should, a file's content anywhere
         return RunState(
@@ -289,14 +271,6 @@ class Checkpoints:
 
 def _under(prefix: str, state: State) -> State:
     return {prefix + name: tensor for name, tensor in state.items()}
-
-
-def _name(round: int) -> str:
-    return f"round-{round:08d}"
-
-
-def _client_file(client: int, round: int) -> str:
-    return f"{client}-{round}.safetensors"
 
 
 def _sealed(manifest: Manifest) -> bytes:

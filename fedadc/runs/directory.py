@@ -15,22 +15,30 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedadc.config.build import Plan
-from fedadc.config.settings import load_config
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
 from fedadc.evaluation.evaluator import JUDGED_BY
-from fedadc.personal.folder import is_personal
-from fedadc.runs.checkpoint import FOLDER as CHECKPOINTS
 from fedadc.runs.checkpoint import Checkpoints, Mark, Pace, check_room
-from fedadc.runs.environment import ENVIRONMENT, Facts, changes_of, gone_on, read_facts, text_of
+from fedadc.runs.environment import Facts, changes_of, gone_on, read_facts, text_of
 from fedadc.runs.fingerprint import mark_of, require_same
-from fedadc.runs.record import CONFIG, METRICS, MODEL, model_facts, model_file, model_in, record_of
-from fedadc.system.files import LOCK, PARTIAL, locked, packed, write_durably, write_text
+from fedadc.runs.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    MODEL,
+    PARTIAL,
+    REPLACED,
+    STATES,
+    is_personal,
+    model_file,
+)
+from fedadc.runs.record import load_config, model_facts, model_in, record_of
+from fedadc.system.files import locked, packed, write_durably, write_text
 from fedadc.system.signals import held_back
-from fedadc.training.client_states import FILES as STATES
 from fedadc.training.state import Metrics, Round
 
 FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
-REPLACED = ".replaced-"  # how the folder begins in which a run waits until the one that replaces it is finished
 
 
 class MetricsFile:

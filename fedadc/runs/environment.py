@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedadc
+from fedadc.runs.layout import ENVIRONMENT
+from fedadc.system.version import __version__
 
-ENVIRONMENT = "environment.json"
 SAME_BITS = ("fedadc", "torch", "machine", "cpu_capability", "mkl_cbwr", "device")
 Facts = dict[str, Any]
 
@@ -54,7 +54,7 @@ def gone_on(before: Facts, now: Facts, round: int) -> Facts:
 def environment(device: str) -> Facts:
     """What a result depends on beside its config."""
     return {
-        "fedadc": fedadc.__version__,
+        "fedadc": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -11,7 +11,8 @@ from fedadc.data.loaders.arrays import read_more
 from fedadc.errors import require
 from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.models.build import read_weights
-from fedadc.runs.record import METRICS, model_file, read_run, saved_model
+from fedadc.runs.layout import METRICS, model_file
+from fedadc.runs.record import read_run, saved_model
 from fedadc.system.determinism import resolve_device
 from fedadc.training.client_states import Storage
 from fedadc.training.state import Metrics

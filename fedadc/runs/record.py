@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedadc.config.settings import Config, home_of, load_config
+from fedadc.config.settings import Config, parse_config
 from fedadc.config.yaml import parse_yaml
 from fedadc.errors import FedadcError, require
 from fedadc.evaluation.evaluator import reaches
+from fedadc.runs.environment import read_facts
+from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file
 from fedadc.training.state import Round
 
 log = logging.getLogger("fedadc")
-CONFIG, METRICS, MODEL = "config.yaml", "metrics.jsonl", "model.safetensors"
-
-
-def model_file(name: str) -> str:
-    """Where a model beside the judged one is saved."""
-    return f"model-{name}.safetensors"
 
 
 def model_facts(name: str, round: int) -> dict[str, str]:
@@ -92,7 +88,29 @@ class RecordedRun:
 
     def config(self, without: Sequence[str] = ()) -> Config:
         """The config of the run (some keys left at their defaults), with its files looked up where they were."""
-        return load_config({k: v for k, v in self.tree.items() if k not in without}, folder=home_of(self.path))
+        tree = {k: v for k, v in self.tree.items() if k not in without}
+        return parse_config(tree, folder=original_folder(self.path))
+
+
+def load_config(
+    source: Config | Mapping[str, Any] | str | Path,
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    presets: Sequence[str] = (),
+) -> Config:
+    """A config from a file, a mapping or a `Config`; presets laid over it, then `key.sub=value` overrides; checked.
+
+    Files that the config of a run directory names are looked up where the original config was.
+    """
+    if folder is None and not isinstance(source, Config | Mapping):
+        folder = original_folder(Path(source).resolve().parent)
+    return parse_config(source, overrides, folder, presets)
+
+
+def original_folder(folder: Path) -> Path:
+    """The folder of the config from which the run in `folder` was started; `folder` itself if it holds no run."""
+    home = read_facts(folder).get("config_folder")
+    return Path(home) if isinstance(home, str) else folder
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -124,7 +142,7 @@ def read_run(path: Path) -> RecordedRun:
         require(record["round"] > before, f"{path / METRICS}, line {number} is of round {record['round']} again.")
         records.append(record)
     waiting = (
-        "; the run that it replaces waits below it, in a folder .replaced-…" if any(path.glob(".replaced-*")) else ""
+        f"; the run that it replaces waits below it, in a folder {REPLACED}…" if any(path.glob(f"{REPLACED}*")) else ""
     )
     require(bool(records), f"{path} holds no finished round yet{waiting}.")
     return RecordedRun(path, tree, records)

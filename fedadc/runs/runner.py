@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from fedadc.config.build import Plan, prepare
-from fedadc.config.settings import Config, load_config
+from fedadc.config.settings import Config
 from fedadc.errors import CannotResume, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.runs.directory import RunDirectory, check_free, never_began
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_horizon_of
-from fedadc.runs.record import CONFIG, record_of
+from fedadc.runs.layout import CONFIG
+from fedadc.runs.record import load_config, record_of
 from fedadc.system.determinism import resolve_device, resolve_workers
 from fedadc.system.signals import held_back, stopping_on_signals
 from fedadc.training.state import RunState

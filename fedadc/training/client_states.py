@@ -23,7 +23,7 @@ from fedadc.models.vectors import State, canonical
 from fedadc.system.files import checksum, packed, write_all_durably
 
 BUCKET = 1024  # clients; a round copies the buckets it touches, so its cost does not grow with the clients
-FILES = "fedadc-states-"  # how the folder with the files begins
+FOLDER_PREFIX = "fedadc-states-"  # of the folder with the files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Store:
     @cached_property
     def _folder(self) -> Path:
         place = self.storage.folder and Path(self.storage.folder).resolve()
-        folder = tempfile.mkdtemp(prefix=FILES, dir=place)
+        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place)
         weakref.finalize(self, _remove, folder, self._owner)
         return Path(folder)
 

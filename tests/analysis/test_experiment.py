@@ -17,12 +17,11 @@ import yaml
 from fedadc.analysis.compare import final
 from fedadc.analysis.experiment import Trial, check_rows, choose, read_experiment, run_trials, unfinished
 from fedadc.config.presets import PRESETS
-from fedadc.config.settings import load_config
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
-from fedadc.runs.record import read_run
+from fedadc.runs.record import load_config, read_run
 from fedadc.selections import SELECTIONS, Uniform
 
 SMALL: dict[str, Any] = {

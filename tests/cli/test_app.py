@@ -24,7 +24,7 @@ from commands import FILES, SMALL, Call, command, contents, fine, records, refus
 from fedadc.analysis import demo
 from fedadc.cli import app as cli
 from fedadc.config.build import load_data
-from fedadc.config.settings import load_config
+from fedadc.runs.record import load_config
 from fedadc.system.files import locked
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -12,12 +12,13 @@ import torch
 import yaml
 
 from fedadc.config.build import prepare
-from fedadc.config.settings import Config, load_config
+from fedadc.config.settings import Config
 from fedadc.config.yaml import LARGEST_FILE
 from fedadc.errors import FedadcError
 from fedadc.methods import METHODS, PAIRS
 from fedadc.objectives import OBJECTIVES
 from fedadc.partitions import PARTITIONS
+from fedadc.runs.record import load_config
 from fedadc.schedules import SCHEDULES
 from fedadc.selections import SELECTIONS
 

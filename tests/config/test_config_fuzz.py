@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.config.starter import STARTER
 from fedadc.config.yaml import parse_yaml
 from fedadc.errors import FedadcError
+from fedadc.runs.record import load_config
 
 VALID: dict[str, Any] = yaml.safe_load(STARTER)
 VALID["data"]["augment"] = {"crop": 1, "flip": True}

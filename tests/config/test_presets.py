@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fedadc.config.presets import PRESETS
-from fedadc.config.settings import load_config
 from fedadc.errors import FedadcError
 from fedadc.methods import FedADC, FedAvg
 from fedadc.objectives import ModelContrast
+from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 
 BASE: dict[str, Any] = {

@@ -17,7 +17,6 @@ import torch
 from conftest import small_federation
 from family import eventually, linux, workers_alive
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.engines.pool import MOST_DEATHS
 from fedadc.engines.workers import Workers
 from fedadc.errors import FedadcError
@@ -26,6 +25,7 @@ from fedadc.federation import Federation
 from fedadc.methods import METHODS, FedAvg, FedDyn, Method
 from fedadc.models import MLP
 from fedadc.runs.directory import RunDirectory
+from fedadc.runs.record import load_config
 from fedadc.runs.runner import execute
 from fedadc.views.local_work import LocalWork
 from snapshots import CONFIG

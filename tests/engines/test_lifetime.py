@@ -107,7 +107,7 @@ def test_workers_do_not_outlive_a_killed_parent(long_run: tuple[subprocess.Popen
 def test_what_cannot_be_sent_to_a_worker_is_refused() -> None:
     model = MLP((5,), 4, [6])
     model.activation = lambda x: x  # type: ignore[assignment]
-    with pytest.raises(FedadcError, match=r"can be sent to another process \(.*lambda.*workers=0 does without"):
+    with pytest.raises(FedadcError, match=r"can be sent to another process \(.*lambda.*workers=0 works without"):
         next(Federation(model=model, data=small_federation(), workers=1).rounds(1))
 
 
@@ -181,7 +181,7 @@ def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
     nameless = "import sys\ndel sys.modules['__main__'].__file__\n"
     hidden = nameless + SCRIPT + 'if __name__ == "__main__":\n    main()\n'
     done = run_script(hidden, tmp_path)
-    assert done.returncode == 1 and "cannot take over the model, the method or the objective (Can't get" in done.stderr
+    assert done.returncode == 1 and "cannot load the model, the method or the objective (Can't get" in done.stderr
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

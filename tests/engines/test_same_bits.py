@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.engines.blocks import grouped
 from fedadc.methods import METHODS, PAIRS
+from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.training.aggregate import BLOCK
 from fedadc.training.messages import ClientTask
@@ -82,7 +82,7 @@ def test_workers_with_nothing_to_train_evaluate() -> None:
     config = load_config({**tree, "local": {"steps": 300}, "evaluate": {"batch_size": 20}})
     federation = prepare(config, workers=3).federation
     engine: Any = federation.engine
-    tallies = engine.count(federation.start().theta, federation.counter.cuts())
+    tallies = engine.count(federation.start().theta, federation.counter.batches())
     round = next(train(federation, 1, federation.start()))
     waiting = len(engine._uncounted)
     counted = len(list(tallies))

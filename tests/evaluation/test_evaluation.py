@@ -29,7 +29,7 @@ from fedadc.models import MLP
 from fedadc.models.flat import FlatModel
 from fedadc.runs.record import record_of
 from fedadc.runs.runner import run
-from fedadc.training.client_states import FILES as STATES
+from fedadc.training.client_states import FOLDER_PREFIX as FILES as STATES
 from fedadc.training.client_states import ClientStates, Storage, Store
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.state import Metrics, Round, RunState
@@ -125,7 +125,7 @@ def measure(
 def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
     examiner = MetricCounter(model, parts, Inputs(Normalisation(), torch.float64), 3, evaluation or Evaluation())
     return Evaluator(
-        FedAvg(), Ensembles(), 1, examiner, lambda theta, cuts: [examiner.tally(theta, cut) for cut in cuts]
+        FedAvg(), Ensembles(), 1, examiner, lambda theta, cuts: [examiner.count(theta, cut) for cut in cuts]
     )
 
 

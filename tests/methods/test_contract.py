@@ -15,13 +15,13 @@ from torch.nn.utils import vector_to_parameters
 
 from conftest import small_federation
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import METHODS, FedAvg, Method
 from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES, CrossEntropy, GlobalDistillation, ModelContrast
+from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.training.local import local_update
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -49,7 +49,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     assert torch.equal(first.state.theta, second.state.theta)
     for a, b in zip(first.history, second.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    travelling = first.plan.federation.context.travelling  # FedPer's head stays at home
+    travelling = first.plan.federation.context.sent_part  # FedPer's head stays at home
     vectors = first.state.theta[travelling].numel() * 4 * 5 * METHODS[method].federated
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
     assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}

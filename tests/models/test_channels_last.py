@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.data import Normalisation, from_arrays
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.models import CNN, MLP
+from fedadc.runs.record import load_config
 from fedadc.views.local_work import LocalWork
 
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.errors import FedadcError
 from fedadc.models import CNN, MLP, MODELS, FlatModel, ResNet18
 from fedadc.models.build import construct, probe
 from fedadc.models.classifier import Classifier
+from fedadc.runs.record import load_config
 
 IMAGE = (3, 32, 32)
 SMALL: dict[str, tuple[type[Classifier], dict[str, Any], int]] = {  # class, settings, width before the projection

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 import fedadc
 from commands import contents
 from conftest import small_federation
+from fedadc.config.settings import Checkpointing
 from fedadc.errors import CannotResume, FedadcError
 from fedadc.methods import METHODS, PAIRS
-from fedadc.runs.checkpoint import Checkpointing, Manifest, Mark, Pace, Unusable, _canonical, _opened, _sealed
+from fedadc.runs.checkpoint import Manifest, Mark, Pace, Unusable, _canonical, _opened, _sealed
 from fedadc.system.files import checksum
 from snapshots import CONFIG, outcome, run_with_snapshots
 

@@ -14,7 +14,6 @@ import torch
 
 from conftest import small_federation
 from fedadc.config.build import prepare
-from fedadc.config.settings import load_config
 from fedadc.data import dataset
 from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError
@@ -22,6 +21,7 @@ from fedadc.federation import Federation
 from fedadc.methods import FedADC, Method, Scaffold
 from fedadc.models import MLP
 from fedadc.rng import generator
+from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.selections import SELECTIONS, Chooser, Selection, Uniform, cohort_of
 

@@ -34,7 +34,7 @@ from fedadc.models import MLP
 from fedadc.models.vectors import State
 from fedadc.objectives import ModelContrast
 from fedadc.runs.runner import run
-from fedadc.training.client_states import BUCKET, FILES, ClientStates, StateHandle, Storage, Store
+from fedadc.training.client_states import BUCKET, FOLDER_PREFIX, ClientStates, StateHandle, Storage, Store
 from fedadc.training.state import RunState
 from fedadc.views.local_work import LocalWork
 
@@ -68,7 +68,7 @@ def states_of(*values: float) -> list[State]:
 
 
 def files(folder: Path) -> list[Path]:
-    return list(folder.glob(f"{FILES}*/*.safetensors"))
+    return list(folder.glob(f"{FOLDER_PREFIX}*/*.safetensors"))
 
 
 def same(one: State, other: State) -> bool:

@@ -29,7 +29,7 @@ DIGIT_CLASSES = tuple("0123456789")
 
 def digits() -> Dataset:
     """scikit-learn's handwritten digits, 8×8; no test part of its own"""
-    with package_files("fedadc.data").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
+    with package_files("fedadc.data.loaders").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
         samples = _samples(arrays["x"], arrays["y"])
     return Dataset("digits", samples, DIGIT_CLASSES, normalisation=Normalisation(scale=16.0))
 
