@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedadc
-from fedadc.analysis.plots import COLOURS, save_png
+from fedadc.analysis.plots import COLORS, save_png
 from fedadc.communication.clock import Devices
 from fedadc.communication.downlinks import DOWNLINKS, Downlink, Overlap, Pull
 from fedadc.communication.network import Network
@@ -119,12 +119,10 @@ def draw(file: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     schemes = [("FedAvg", Pull(), False), ("FedADC, pull", Pull(), True), ("FedADC, overlap", Overlap(), True)]
-    for colour, line, (label, downlink, server) in zip(
-        (COLOURS[0], COLOURS[2], COLOURS[4]), lines, schemes, strict=True
-    ):
-        axes.plot(rates / 1e6, line, color=colour, lw=1.8, label=f"{label}, derived")
+    for color, line, (label, downlink, server) in zip((COLORS[0], COLORS[2], COLORS[4]), lines, schemes, strict=True):
+        axes.plot(rates / 1e6, line, color=color, lw=1.8, label=f"{label}, derived")
         points = [simulated(downlink, rate, server) for rate in few]
-        axes.plot(few / 1e6, points, "o", color=colour, ms=5, label=f"{label}, simulated")
+        axes.plot(few / 1e6, points, "o", color=color, ms=5, label=f"{label}, simulated")
     axes.axvline(threshold / 1e6, color="#9ca3af", ls=":", lw=1.5)
     axes.text(threshold / 1e6 * 1.06, axes.get_ylim()[1] * 0.55, f"b* = {threshold / 1e6:.2f} MB/s", color="#4b5563")
     axes.set_xscale("log")

@@ -27,7 +27,7 @@ import fedadc
 
 HERE = Path(__file__).resolve().parent
 ENGINES = {"in-process": 0, "2 workers": 2}
-COLOURS = {"in-process": "#D55E00", "2 workers": "#0072B2"}  # told apart by colour-blind readers too
+COLORS = {"in-process": "#D55E00", "2 workers": "#0072B2"}  # told apart by color-blind readers too
 Curve = dict[str, Any]  # title, x label, points
 
 
@@ -121,7 +121,7 @@ def draw(curves: list[Curve], about: str, path: Path) -> None:
     for axis, one in zip(axes.flat, curves, strict=True):
         for name, values in one["seconds"].items():
             marker = {"in-process": "s", "2 workers": "o"}.get(name, "o")
-            axis.plot(one["x"], values, marker=marker, color=COLOURS.get(name, "#0072B2"), label=name)
+            axis.plot(one["x"], values, marker=marker, color=COLORS.get(name, "#0072B2"), label=name)
         axis.set(title=one["title"], xlabel=one["label"], ylabel="seconds per round")
         axis.grid(alpha=0.3)
         if one is curves[0]:  # of clients: nearly flat, so from zero

@@ -35,13 +35,13 @@ def train(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     samples = TensorDataset(torch.from_numpy(xs[client]), torch.from_numpy(ys[client]))
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     loader = DataLoader(samples, batch_size=W.batch, shuffle=True)
     for _ in range(W.epochs):
         for x, y in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     trained = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(samples)})}
     return Message(RecordDict(trained), reply_to=message)
 

@@ -21,7 +21,7 @@ from workloads import CLASSES, LR
 import fedadc
 from fedadc.data.batches import Augment, ClientData
 from fedadc.models import CNN, MLP
-from fedadc.personal.calibrate import REGULARIZERS, Calibration, Part, calibrated, part_of, usual_work
+from fedadc.personal.calibrate import REGULARIZERS, Calibration, Part, calibrated, calibration_work, part_of
 from fedadc.personal.folder import PersonalFolder
 from fedadc.system.determinism import deterministic
 
@@ -57,7 +57,7 @@ def forward(trained: fedadc.Federation) -> None:
 
 
 def calibrate(trained: fedadc.Federation, part: Part, regularizers: tuple[str, ...]) -> list[list[torch.Tensor]]:
-    calibration = Calibration(work=usual_work(trained.local))
+    calibration = Calibration(work=calibration_work(trained.local))
     methods = [calibration.method(name) for name in regularizers]
     tuned = []
     for client in range(CLIENTS):

@@ -30,13 +30,13 @@ def plain(name: str) -> None:
         states = []
         for client in random.sample(range(w.clients), w.cohort):
             local = copy.deepcopy(model)
-            optimiser = torch.optim.SGD(local.parameters(), lr=LR)
+            optimizer = torch.optim.SGD(local.parameters(), lr=LR)
             loader = DataLoader(TensorDataset(xs[client], ys[client]), batch_size=w.batch, shuffle=True)
             for _ in range(w.epochs):
                 for x, y in loader:
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     F.cross_entropy(local(x), y).backward()
-                    optimiser.step()
+                    optimizer.step()
             states.append(local.state_dict())
         model.load_state_dict({key: torch.stack([s[key] for s in states]).mean(0) for key in states[0]})
         clock.tick()
@@ -49,15 +49,15 @@ def _steps(name: str, steps: int, start: Any, done: Any) -> None:
     w = workload(name)
     xs, ys = load_tensors(name)
     model = make_model(name)
-    optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for _ in range(w.rounds):
         start.wait()
         for step in range(steps):
             client, batch = divmod(step, w.samples // w.batch)
             rows = slice(batch * w.batch, (batch + 1) * w.batch)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(xs[client % w.clients][rows]), ys[client % w.clients][rows]).backward()
-            optimiser.step()
+            optimizer.step()
         done.wait()
     start.wait()  # until the figures are taken
 

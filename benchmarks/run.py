@@ -179,10 +179,10 @@ def show(console: Console, sheets: list[Sheet], targets: list[Target]) -> None:
             table.add_row(*row)
         console.print(table)
     table = Table("target", "at most", "measured", "", title="Targets", title_justify="left")
-    colours = {"pass": "green", "FAIL": "red"}
+    colors = {"pass": "green", "FAIL": "red"}
     for target in targets:
-        colour = colours.get(target.verdict, "yellow")
-        table.add_row(target.what, target.bound, target.measured, f"[{colour}]{target.verdict}")
+        color = colors.get(target.verdict, "yellow")
+        table.add_row(target.what, target.bound, target.measured, f"[{color}]{target.verdict}")
     console.print(table)
 
 

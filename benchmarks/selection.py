@@ -19,7 +19,7 @@ from fedadc.errors import FedadcError
 from fedadc.partitions import Dirichlet, partition
 from fedadc.rng import generator
 from fedadc.selections import Clusters, Covering
-from fedadc.selections.reports import Classes
+from fedadc.selections.reports import ReportedClasses
 from fedadc.selections.sampling import by_rejection, cohorts_of, looks
 
 CLASSES, DRAWS, COHORTS = 100, 1_000_000, 10
@@ -44,7 +44,7 @@ def label_counts(clients: int, samples: int) -> Array:
     return counts
 
 
-def acceptance(known: Classes, size: int) -> float:
+def acceptance(known: ReportedClasses, size: int) -> float:
     """The share of uniform cohorts that cover."""
     rng, rows = generator(0, "benchmark"), 2**14
     found = sum(
@@ -64,7 +64,7 @@ def row(clients: int, samples: int, size: int) -> list[str]:
         with suppress(FedadcError):
             found += bool((counts[choose(generator(0, "cohort", t))] > 0).any(axis=0).all())
         seconds.append(time.process_time() - began)
-    share = acceptance(Classes.of(counts > 0), size)
+    share = acceptance(ReportedClasses.of(counts > 0), size)
     return [
         f"{clients:,}", str(samples), str(size), f"{share:.1e}" if share else f"< {1 / DRAWS:.0e}", f"{prepared:.2f}",
         f"{np.median(seconds):.4f}", f"{max(seconds):.2f}", f"{found} of {COHORTS}",
@@ -73,7 +73,7 @@ def row(clients: int, samples: int, size: int) -> list[str]:
 
 def agreement(size: int, wanted: int = 1000) -> list[str]:
     """At each look, of chains and rejection with as many cohorts each."""
-    known, rule = Classes.of(label_counts(1000, 50) > 0), Covering()
+    known, rule = ReportedClasses.of(label_counts(1000, 50) > 0), Covering()
     rng = generator(0, "rejection")
     rejected = [by_rejection(known, size, 10**9, rng) for _ in range(wanted)]
     often = np.bincount(np.concatenate([c for c in rejected if c is not None]), minlength=1000)

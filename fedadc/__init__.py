@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from fedadc.communication.network import Communication
     from fedadc.communication.uplinks import EightBit, Full, TopK, Uplink
     from fedadc.config.settings import Config
-    from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
+    from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_torch
     from fedadc.data.batches import Augment, Batch
     from fedadc.errors import FedadcError
     from fedadc.evaluation.metrics import Evaluation
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     )
     from fedadc.partitions import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
     from fedadc.personal.folder import personal_state_dict
-    from fedadc.personal.personalize import Personalisation, personalize
+    from fedadc.personal.personalize import PersonalizationResult, personalize
     from fedadc.runs.checkpoint import Checkpoints
     from fedadc.runs.record import load_config
     from fedadc.runs.runner import RunResult, resume, run
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 _HOME = {
     "runs.checkpoint": ("Checkpoints",),
     "config.settings": ("Config",),
-    "data": ("Dataset", "Normalisation", "from_arrays", "from_clients", "from_torch"),
+    "data": ("Dataset", "Normalization", "from_arrays", "from_clients", "from_torch"),
     "data.batches": ("Augment", "Batch"),
     "partitions": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
     "errors": ("FedadcError",),
@@ -109,7 +110,7 @@ _HOME = {
         "SelfConfidence",
     ),
     "personal.folder": ("personal_state_dict",),
-    "personal.personalize": ("Personalisation", "personalize"),
+    "personal.personalize": ("PersonalizationResult", "personalize"),
     "runs.record": ("load_config",),
     "runs.runner": ("RunResult", "resume", "run"),
 }
@@ -118,7 +119,13 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "__version__"])
 
 
+_RENAMED = {"Normalisation": "Normalization", "Personalisation": "PersonalizationResult"}  # of 0.1; gone in 0.3
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"fedadc.{name} is now fedadc.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fedadc' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fedadc.{_MODULE_OF[name]}"), name)

@@ -32,7 +32,7 @@ def undefined(owner: object, method: str) -> FedadcError:
     return FedadcError(f"{type(owner).__name__} must define {method}.")
 
 
-def require_kinds(node: Any, name: str, *kinds: type) -> None:
+def require_types(node: Any, name: str, *kinds: type) -> None:
     """The first fields of a dataclass, each an instance of its kind."""
     for (field, value), kind in zip(vars(node).items(), kinds, strict=False):
         require(isinstance(value, kind), f"{name}.{field} must be a {kind.__name__}, not {value!r:.60}.")

@@ -234,7 +234,7 @@ class Federation:
 
     @property
     def evaluator(self) -> Evaluator:
-        shares = self._local_shares if self.method.personalised else {}
+        shares = self._local_shares if self.method.personalized else {}
         return Evaluator(self.method, self.ensembles, len(self.clients), self.counter, self.engine.count, shares)
 
     @cached_property
@@ -371,7 +371,7 @@ class Federation:
 def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, device: torch.device, seed: int) -> Inputs:
     """How the data is given to a model that is still on the CPU."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    planes = Inputs(data.normalisation, dtype)
+    planes = Inputs(data.normalization, dtype)
     images = len(data.input_shape) == 3
     require(images or not channels_last, "model.channels_last is for images [channels, height, width].")
     if not images or channels_last is False:

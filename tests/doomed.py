@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from fedadc.system.processes import context, get_ready
+from fedadc.system.processes import context, start_process_server
 
 STARTING = threading.Lock()  # multiprocessing looks after all of its children whenever it starts one
 PATIENCE = 120  # seconds until a process that does not end is a failure
@@ -111,7 +111,7 @@ class Life:
                 self.started = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
             self.pid = self.started.pid
         else:
-            get_ready()
+            start_process_server()
             told = (words, log, doom, forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
             with STARTING:
                 self.process = context().Process(target=obey, args=told)  # type: ignore[attr-defined]

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from fedadc.data.loaders import download as files
-from fedadc.data.loaders.arrays import folder, npz
 from fedadc.data.loaders.builtin import read_cifar, read_idx
-from fedadc.data.loaders.csv import table
+from fedadc.data.loaders.csv import csv_table
+from fedadc.data.loaders.images import image_folder
+from fedadc.data.loaders.npz import npz
 from fedadc.errors import FedadcError
 from fedadc.models.build import read_weights
 from fedadc.runs.record import load_config
@@ -33,10 +34,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "npz": npz,
     "idx": read_idx,
     "cifar": partial(read_cifar, label_bytes=1, classes=10),
-    "csv": partial(table, label="label"),
-    "clients": partial(table, label="label", client="who"),
-    "folder": folder,
-    "scaled folder": partial(folder, size=20_000),
+    "csv": partial(csv_table, label="label"),
+    "clients": partial(csv_table, label="label", client="who"),
+    "folder": image_folder,
+    "scaled folder": partial(image_folder, size=20_000),
     "weights": read_weights,
     "config": load_config,
     "archive": unpack,

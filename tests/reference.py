@@ -372,7 +372,7 @@ def fedbabu() -> Method:
 
 
 def ditto(*, lam: float) -> Method:
-    """v minimises f_k(v) + λ/2‖v − θ_t‖²: FedProx's steps, from the last v on."""
+    """v minimizes f_k(v) + λ/2‖v − θ_t‖²: FedProx's steps, from the last v on."""
     near = replace(fedprox(mu=lam), begin=own_model)
     return replace(fedavg(), beside=near, after=lambda visit: {"model": visit.beside})
 

@@ -62,7 +62,7 @@ class Summary:
     x_to_target: float | None = None
 
 
-def summarise(
+def summarize(
     runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy", x: str = "round"
 ) -> list[Summary]:
     """A row per setting, in the order in which settings first appear."""
@@ -113,7 +113,7 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
         different = [".".join(k) for k in keys if _text(known, k) != _text(tree, k)]
         require(
             not different,
-            f"{r.path} and {groups.get(label, [r])[0].path} are both labelled {label!r} but differ in "
+            f"{r.path} and {groups.get(label, [r])[0].path} are both labeled {label!r} but differ in "
             f"{', '.join(different[:3])}.",
         )
         twin = next((o for o in groups.get(label, []) if _seeds(o.tree) == _seeds(r.tree)), None)
@@ -242,7 +242,7 @@ def unit_of(x: str, values: Sequence[float]) -> tuple[str, float]:
 
 
 def is_share(metric: str) -> bool:
-    """Shown in per cent."""
+    """Shown in percent."""
     return metric.endswith(("accuracy", "top5", "macro_f1"))
 
 

@@ -37,12 +37,12 @@ def configs(seeds: int) -> Iterator[tuple[str, Config]]:
 
 def run_demo(out: Path, seeds: int, overwrite: bool, watch: Callable[[str, dict[str, Any]], None]) -> list[Path]:
     """All runs, one directory each."""
-    from fedadc.runs.directory import check_free
+    from fedadc.runs.directory import require_empty
     from fedadc.runs.runner import run
 
     planned = list(configs(seeds))
     for name, _ in planned:
-        check_free(out / name, overwrite)
+        require_empty(out / name, overwrite)
     for name, config in planned:
         run(config, out=out / name, overwrite=overwrite, watch=partial(watch, name))
     return [out / name for name, _ in planned]

@@ -25,14 +25,14 @@ from fedadc.analysis.compare import AXES, final, higher_is_better
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
 from fedadc.config.settings import TABLES, Config
-from fedadc.config.yaml import changed, overlay, read_yaml
+from fedadc.config.yaml import overlay, read_yaml, with_value
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require, unknown
 from fedadc.evaluation.evaluator import reaches
 from fedadc.runs.layout import MODEL
-from fedadc.runs.record import RecordedRun, load_config, model_in, read_run
+from fedadc.runs.record import RecordedRun, load_config, model_origin, read_run
 from fedadc.runs.runner import RunResult, run
 from fedadc.system.files import write_text
-from fedadc.system.processes import interrupts_wait
+from fedadc.system.processes import blocked_interrupts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
     trials = list(_trials(experiment, schema))
     for trial in trials:
         method, measured = trial.config.method, {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
-        known = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalised}
+        known = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
         require(
             experiment.choose_by in {f"validation_{metric}" for metric in known},
             f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "
@@ -135,7 +135,7 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
         for number, point in enumerate(points, start=1):
             tree = overlay(experiment.base, candidate.set)
             for key, value in point:
-                tree = changed(tree, key, value)
+                tree = with_value(tree, key, value)
             for seed in experiment.seeds:
                 config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
                 require(
@@ -179,7 +179,7 @@ def run_trials(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
         try:
-            with interrupts_wait():
+            with blocked_interrupts():
                 running = {
                     pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in trials
                 }
@@ -241,7 +241,7 @@ def _finished(path: Path, config: Config) -> bool:
         last = read_run(path).records[-1]
     except FedadcError:
         return False
-    known = (path / MODEL).is_file() and model_in(path / MODEL)[1] in (last["round"], 0)  # not of an interruption
+    known = (path / MODEL).is_file() and model_origin(path / MODEL)[1] in (last["round"], 0)  # not of an interruption
     saved = known or not config.method.federated
     return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
 

@@ -18,7 +18,7 @@ DRAWN_CLIENTS = 200
 
 
 @dataclass(frozen=True)
-class Holdings:
+class LabelCounts:
     name: str
     rule: str
     classes: tuple[str, ...]
@@ -56,7 +56,7 @@ def _range(values: Array) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def holdings(config: Config, data_dir: str | Path | None = None) -> Holdings:
+def label_counts(config: Config, data_dir: str | Path | None = None) -> LabelCounts:
     """The partition that a run of this config would use."""
     config, data = load_data(config, data_dir)
     seed = config.seed if config.data.seed is None else config.data.seed
@@ -67,10 +67,10 @@ def holdings(config: Config, data_dir: str | Path | None = None) -> Holdings:
     named = isinstance(config.data.partition, Natural) and data.owners is not None
     names = tuple(map(str, np.unique(np.asarray(data.owners)) if named else range(len(clients))))
     counts = clients.class_counts(data.train.y, len(data.classes))
-    return Holdings(data.name, rule, data.classes, names, counts, parts, data.notes)
+    return LabelCounts(data.name, rule, data.classes, names, counts, parts, data.notes)
 
 
-def plot_holdings(found: Holdings, path: Path) -> None:
+def plot_label_counts(found: LabelCounts, path: Path) -> None:
     """A dot per client and class; its area is the number of samples."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -25,10 +25,10 @@ from rich.text import Text
 
 from fedadc.analysis.compare import Summary, table_rows
 from fedadc.analysis.experiment import Choice
-from fedadc.analysis.label_counts import Holdings
-from fedadc.cli.catalogue import Entry
+from fedadc.analysis.label_counts import LabelCounts
+from fedadc.cli.catalog import CatalogEntry
 from fedadc.errors import FedadcError
-from fedadc.personal.results import Row
+from fedadc.personal.results import ResultRow
 from fedadc.personal.results import table_rows as personal_rows
 from fedadc.runs.runner import RunResult
 from fedadc.training.state import Metrics
@@ -214,7 +214,7 @@ def comparison(rows: Sequence[Summary], title: str) -> None:
     out.print(table)
 
 
-def personal_table(rows: Sequence[Row]) -> None:
+def personal_table(rows: Sequence[ResultRow]) -> None:
     headings, cells = personal_rows(rows)
     caption = (
         "accuracy in % on each client's own test share: mean (± std) over clients, and over all their samples, global "
@@ -260,7 +260,7 @@ def metrics_table(found: dict[str, Metrics], as_json: bool) -> None:
     out.print(table)
 
 
-def catalogue_table(what: str, entries: Sequence[Entry], as_json: bool) -> None:
+def catalog_table(what: str, entries: Sequence[CatalogEntry], as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
@@ -281,7 +281,7 @@ def catalogue_table(what: str, entries: Sequence[Entry], as_json: bool) -> None:
     out.print(facts)
 
 
-def holdings_picture(found: Holdings, as_json: bool) -> None:
+def label_counts_table(found: LabelCounts, as_json: bool) -> None:
     """Clients × classes: the darker, the larger the share of the client's own data."""
     if as_json:
         print(json.dumps(found.as_dict()))

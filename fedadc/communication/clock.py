@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, one_line, require, require_file, require_kinds, undefined
+from fedadc.errors import FedadcError, one_line, require, require_file, require_types, undefined
 
 LARGEST_TRACE = 2**28  # bytes
 SLOWEST, LARGEST = 1e-3, 1e12  # bytes per second; of any figure
@@ -144,7 +144,7 @@ class Clock:
     trace: str | None = None  # a CSV file with the columns client, step_seconds, down, up, latency, instead of all that
 
     def __post_init__(self) -> None:
-        require_kinds(self, "clock", Distribution, Distribution, Distribution, Distribution)
+        require_types(self, "clock", Distribution, Distribution, Distribution, Distribution)
         defaults = {f.name: f.default_factory() for f in fields(self) if callable(f.default_factory)}
         given = [name for name, usual in defaults.items() if getattr(self, name) != usual] if self.trace else []
         require(not given, f"clock.trace has all figures; leave out {', '.join(given)}.")

@@ -12,7 +12,7 @@ Bytes = dict[str, int]  # by name
 
 @dataclass(frozen=True)
 class Ledger:
-    """What travelled in one round, over all clients."""
+    """What traveled in one round, over all clients."""
 
     up: Bytes = field(default_factory=dict)
     down: Bytes = field(default_factory=dict)

@@ -13,7 +13,7 @@ from fedadc.communication.downlinks import Downlink, DownlinkRound, Pull
 from fedadc.communication.ledger import Bytes, Ledger, sizes, total
 from fedadc.communication.uplinks import Full, Uplink
 from fedadc.data.dataset import Array
-from fedadc.errors import require_kinds
+from fedadc.errors import require_types
 from fedadc.models.vectors import State
 
 FIGURES = "figures"  # among the links: the clock's fingerprint, which may not change during a run
@@ -27,7 +27,7 @@ class Communication:
     uplink: Uplink = field(default_factory=Full)
 
     def __post_init__(self) -> None:
-        require_kinds(self, "communication", Downlink, Uplink)
+        require_types(self, "communication", Downlink, Uplink)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedadc.communication.clock import Clock
 from fedadc.config.schema import hints_of, leaf
 from fedadc.config.settings import Config, DataConfig, Init
 from fedadc.data import DATASETS
-from fedadc.data.dataset import Dataset, Normalisation
+from fedadc.data.dataset import Dataset, Normalization
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.federation import Federation
@@ -146,8 +146,8 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
             len(node.normalize.mean) in (1, channels),
             f"data.normalize has {len(node.normalize.mean)} values, but the inputs have {channels} channels.",
         )
-        constants = Normalisation(data.normalisation.scale, node.normalize.mean, node.normalize.std)
-        data = replace(data, normalisation=constants)
+        constants = Normalization(data.normalization.scale, node.normalize.mean, node.normalize.std)
+        data = replace(data, normalization=constants)
     return replace(config, data=replace(node, partition=node.partition or default_partition(data, node.clients))), data
 
 

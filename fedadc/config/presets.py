@@ -82,7 +82,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def laid_over(tree: Mapping[str, Any], preset: str) -> dict[str, Any]:
+def apply_preset(tree: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """A config's tree with a preset over it."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)

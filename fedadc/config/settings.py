@@ -14,7 +14,7 @@ from fedadc.communication.clock import DISTRIBUTIONS, Clock, Distribution
 from fedadc.communication.downlinks import DOWNLINKS, Downlink
 from fedadc.communication.network import Communication
 from fedadc.communication.uplinks import UPLINKS, Uplink
-from fedadc.config.presets import laid_over
+from fedadc.config.presets import apply_preset
 from fedadc.config.schema import Schema, Tables
 from fedadc.config.yaml import override, read_yaml
 from fedadc.data.batches import Augment
@@ -191,7 +191,7 @@ def parse_config(
     else:
         tree, folder = read_yaml(Path(source)), folder or Path(source).resolve().parent
     for preset in presets:
-        tree = laid_over(tree, preset)
+        tree = apply_preset(tree, preset)
     for change in overrides:
         tree = override(tree, change)
         pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS

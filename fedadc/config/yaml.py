@@ -109,7 +109,7 @@ def override(tree: Mapping[str, Any], text: str) -> dict[str, Any]:
     return _with(tree, parts, parse_yaml(value, f"the value of {key}"), key)
 
 
-def changed(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """The tree with the value of `key.sub` changed."""
     require(isinstance(key, str) and all(key.split(".")), f"{key!r} is not a key such as local.lr.")
     return _with(tree, key.split("."), value, key)

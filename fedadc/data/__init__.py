@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedadc.data.dataset import Clients, Dataset, Normalisation, Samples
-from fedadc.data.loaders.arrays import folder, from_arrays, from_clients, from_torch, npz
+from fedadc.data.dataset import Clients, Dataset, Normalization, Samples
+from fedadc.data.loaders.arrays import from_arrays, from_clients, from_torch
 from fedadc.data.loaders.builtin import cifar10, cifar100, digits, fashion_mnist, mnist
-from fedadc.data.loaders.csv import table
+from fedadc.data.loaders.csv import csv_table
+from fedadc.data.loaders.images import image_folder
+from fedadc.data.loaders.npz import npz
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -20,10 +22,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "npz": npz,
-    "folder": folder,
-    "csv": table,
+    "image_folder": image_folder,
+    "csv": csv_table,
 }
 
 __all__ = [
-    "DATASETS", "Clients", "Dataset", "Normalisation", "Samples", "from_arrays", "from_clients", "from_torch",
+    "DATASETS", "Clients", "Dataset", "Normalization", "Samples", "from_arrays", "from_clients", "from_torch",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""One client's data, and its batches: which samples in which order, gathered into fresh tensors, normalised.
+"""One client's data, and its batches: which samples in which order, gathered into fresh tensors, normalized.
 
 `gather` is the only place where inputs are made. It copies, so that a batch is aligned whatever its samples were, and
 sets the memory format, because the bits of a matrix product depend on both.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedadc.data.dataset import Array, Normalisation, Samples
+from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import require
 
 
@@ -49,7 +49,7 @@ class Augment:
 class Inputs:
     """How raw samples become what a model sees."""
 
-    normalisation: Normalisation
+    normalization: Normalization
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
     channels_last: bool = False  # images [n, channels, height, width] lie in memory pixel by pixel, not plane by plane
@@ -63,10 +63,10 @@ class Inputs:
         if augment and rng is not None:
             x = augment(x, rng)
         x = self._pixel_by_pixel(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
-        return self.normalisation(x), y.to(self.device)
+        return self.normalization(x), y.to(self.device)
 
     def _pixel_by_pixel(self, x: Tensor) -> Tensor:
-        """A copy with the strides spelt out: with one channel torch could not tell the two formats apart."""
+        """A copy with the strides spelled out: with one channel torch could not tell the two formats apart."""
         _, channels, height, width = x.shape
         strides = (height * width * channels, 1, width * channels, channels)
         return torch.empty_strided(x.shape, strides, dtype=self.dtype, device=self.device).copy_(x)

@@ -75,7 +75,7 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """(x / scale - mean) / std, per channel. The constants belong to a loader or a config, never to pooled data."""
 
     scale: float = 1.0
@@ -83,7 +83,7 @@ class Normalisation:
     std: tuple[float, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise a floating-point batch in place."""
+        """Normalize a floating-point batch in place."""
         if not self.mean:
             return x.div_(self.scale) if self.scale != 1 else x
         mean, std = _scaled(self, x.dtype, x.device, x.ndim)
@@ -91,7 +91,7 @@ class Normalisation:
 
 
 @cache
-def _scaled(constants: Normalisation, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
+def _scaled(constants: Normalization, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
     """Mean and std in the units of the raw inputs, made once."""
     shape = (-1, *[1] * (ndim - 2))
     mean, std = (torch.tensor(values, dtype=dtype, device=device) for values in (constants.mean, constants.std))
@@ -107,7 +107,7 @@ class Dataset:
     classes: tuple[str, ...]
     test: Samples | None = None
     validation: Samples | None = None
-    normalisation: Normalisation = Normalisation()
+    normalization: Normalization = Normalization()
     owners: Array | None = None  # natural federation: the client id of every training sample, any type
     notes: tuple[str, ...] = ()  # what a loader did that a user should know
     test_owners: Array | None = None  # the client id of every test sample, where it is known

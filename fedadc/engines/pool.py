@@ -25,7 +25,7 @@ from fedadc.engines.worker import READY, CountingJob, Failure, TrainingJob, Work
 from fedadc.errors import FedadcError, require
 from fedadc.models.vectors import State
 from fedadc.system.determinism import device_of
-from fedadc.system.processes import context, get_ready
+from fedadc.system.processes import context, start_process_server
 
 log = logging.getLogger("fedadc")
 AHEAD = 2  # jobs that a worker has at a time, so that it never waits for the next
@@ -145,7 +145,7 @@ class WorkerPool:
 
     def _start(self, number: int, setup: WorkerSetup) -> WorkerProcess:
         for patience in (0.1, 0.5, 2.0, None):
-            get_ready(PRELOADED)  # the server may have died too
+            start_process_server(PRELOADED)  # the server may have died too
             start = context()
             try:
                 ours, theirs = start.Pipe()

@@ -23,7 +23,7 @@ from fedadc.engines.worker import EVALUATED, CountingJob, TrainingAnswer, Traini
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
-from fedadc.system.processes import get_ready
+from fedadc.system.processes import start_process_server
 from fedadc.system.user_code import user_folders
 from fedadc.training.aggregate import PartialSum
 from fedadc.training.local import ClientContext
@@ -33,7 +33,7 @@ from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 def shared(data: Dataset, clients: Clients) -> SharedData:
     """The data in shared memory; worker processes import what they need while it is copied."""
     require_may_start_processes()
-    get_ready(PRELOADED)
+    start_process_server(PRELOADED)
     return SharedData(data, clients)
 
 

@@ -35,13 +35,13 @@ class Method:
     tracked: ClassVar[tuple[str, ...]] = ()  # uploads of which `mean` has the plain sum / N, never weighted
     travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down: "all" or "embed", the body
     federated: ClassVar[bool] = True  # False: nothing travels, and the clients' own models are what is evaluated
-    personalised: ClassVar[bool] = False  # True: clients have models of their own, evaluated on their own test shares
+    personalized: ClassVar[bool] = False  # True: clients have models of their own, evaluated on their own test shares
     refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
 
     @property
     def headless(self) -> bool:
         """Whether only clients have a trained head: theta's is the initial one, so theta is a body and no model."""
-        return self.personalised and self.travels == "embed"
+        return self.personalized and self.travels == "embed"
 
     def complete(self) -> Self:
         """With settings filled in that follow from others, as a run's config shows them."""

@@ -1,6 +1,6 @@
 """Ditto (Li et al., ICML 2021, Algorithm 1): FedAvg, and beside it a model of each client's own, held near theta_t.
 
-A client's own model v minimises f_k(v) + lam/2 ||v - theta_t||² (its eq. 2) by steps on the batches of the global
+A client's own model v minimizes f_k(v) + lam/2 ||v - theta_t||² (its eq. 2) by steps on the batches of the global
 model's, as in the authors' code; it starts where the client's first round does. Each of the two gradients is clipped
 and decayed by itself.
 """
@@ -19,13 +19,13 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """FedAvg, and a model of each client's own that is pulled towards the global one."""
+    """FedAvg, and a model of each client's own that is pulled toward the global one."""
 
     lam: float = 0.1  # λ
 
     paper: ClassVar[str] = "Li et al., ICML 2021"
     computation: ClassVar[str] = "a second gradient / step"
-    personalised: ClassVar[bool] = True
+    personalized: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.lam < float("inf"), f"ditto: lam must not be negative, not {self.lam}.")

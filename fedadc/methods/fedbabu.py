@@ -1,4 +1,4 @@
-"""FedBABU (Oh et al., ICLR 2022): the head stays as it was initialised, for good and everywhere; the body is trained.
+"""FedBABU (Oh et al., ICLR 2022): the head stays as it was initialized, for good and everywhere; the body is trained.
 
 The global model, body and initial head, is a classifier like any other and a run is judged by it. Clients fine-tune it
 after the federated training.

@@ -1,6 +1,6 @@
-"""FedDyn (Acar et al., ICLR 2021, Algorithm 1): a dynamic regulariser makes local optima agree with the global one.
+"""FedDyn (Acar et al., ICLR 2021, Algorithm 1): a dynamic regularizer makes local optima agree with the global one.
 
-A client minimises f_k(theta) - <h_k, theta> + alpha/2 ||theta - theta_t||² (its eq. 1), where h_k approaches the
+A client minimizes f_k(theta) - <h_k, theta> + alpha/2 ||theta - theta_t||² (its eq. 1), where h_k approaches the
 gradient of f_k. There are two models: the mean of the cohort's, and the server's, which is sent out and is the mean
 minus h/alpha. Both are evaluated; `judged_by` says which one a run is judged by (the authors plot the mean).
 
@@ -26,7 +26,7 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Method):
-    """Dynamic regularisation: every client remembers its gradient, the server their mean."""
+    """Dynamic regularization: every client remembers its gradient, the server their mean."""
 
     alpha: float = 0.1  # α
     alpha_by_size: bool = False  # α_k = α · mean(n) / n_k: the optimum is then that of the mean weighted by samples

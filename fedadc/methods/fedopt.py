@@ -1,4 +1,4 @@
-"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021, Algorithm 2): adaptive optimisers at the server.
+"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021, Algorithm 2): adaptive optimizers at the server.
 
 The mean delta takes the gradient's place. There is no bias correction, and v starts at tau², not at 0. (Their Delta
 points the other way, so they add where we subtract.)

@@ -24,7 +24,7 @@ class FedPer(Method):
 
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
     travels: ClassVar[str] = "embed"
-    personalised: ClassVar[bool] = True
+    personalized: ClassVar[bool] = True
 
     def check(self, setup: Setup) -> None:
         name = type(self).__name__.lower()

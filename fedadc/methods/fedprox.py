@@ -1,4 +1,4 @@
-"""FedProx (Li et al., MLSys 2020): a client minimises f_k(theta) + mu/2 ||theta - theta_t||² (its eq. 2)."""
+"""FedProx (Li et al., MLSys 2020): a client minimizes f_k(theta) + mu/2 ||theta - theta_t||² (its eq. 2)."""
 
 from __future__ import annotations
 

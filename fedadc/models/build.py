@@ -1,4 +1,4 @@
-"""From a name and options to an initialised module that is known to work on the data."""
+"""From a name and options to an initialized module that is known to work on the data."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def construct(
         except Exception as error:  # a stranger's constructor, or sizes that torch refuses
             shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
             raise FedadcError(f"model: {cls.__name__}({shown}) failed: {one_line(error)}.") from error
-        initialise(module, init)
+        initialize(module, init)
     return module
 
 
-def initialise(module: nn.Module, init: str) -> None:
+def initialize(module: nn.Module, init: str) -> None:
     """`default` keeps the constructor's weights; `kaiming` draws them again from torch's seeded generator.
 
     Kaiming-normal for ReLU: fan-out for convolutions, fan-in for linear layers, zero biases.

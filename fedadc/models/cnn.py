@@ -1,4 +1,4 @@
-"""The paper's CNN (section IV-B): 3×3 convolutions with 2×2 max-pooling, then fully connected layers, no normalisation.
+"""The paper's CNN (section IV-B): 3×3 convolutions with 2×2 max-pooling, then fully connected layers, no normalization.
 
 Widths from the authors' later library (docs/deviations.md, 5): 64-128-256-512 and 128-256-512-1024, 2,513,418
 parameters with 10 classes. Pooling stands before ReLU: the same function, on a quarter of the values. With a projection

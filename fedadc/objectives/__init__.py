@@ -1,4 +1,4 @@
-"""The table of objectives: what a client minimises."""
+"""The table of objectives: what a client minimizes."""
 
 from __future__ import annotations
 

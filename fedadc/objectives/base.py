@@ -1,4 +1,4 @@
-"""What a client minimises. An objective is a frozen dataclass that is called; any method takes any objective.
+"""What a client minimizes. An objective is a frozen dataclass that is called; any method takes any objective.
 
 `__call__(model, batch, local)` returns the mean loss of a batch. `model` holds the present theta, `batch` has
 `x`, `y` and `position` (of its samples in the client's own data), `local` is all that a client can see. Gradients flow

@@ -17,7 +17,7 @@ from fedadc.partitions.base import Partition
 class Dirichlet(Partition):
     """One Dir(alpha) vector per client over the classes (section IV-C); the smaller alpha, the more skewed.
 
-    Columns are normalised over clients and cumulative shares rounded; sizes differ. An empty client takes one
+    Columns are normalized over clients and cumulative shares rounded; sizes differ. An empty client takes one
     sample from the largest (docs/deviations.md, 6).
     """
 

@@ -13,7 +13,7 @@ from fedadc.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Partition):
-    """One client that holds everything: centralised training, the upper bound."""
+    """One client that holds everything: centralized training, the upper bound."""
 
     needs_clients: ClassVar[bool] = False
 

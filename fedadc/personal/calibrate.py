@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps
-from fedadc.data.dataset import Array, Normalisation, Samples
+from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import Diverged, require
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedProx, Method
@@ -56,13 +56,13 @@ class Calibration:
         return methods[regularizer]()
 
 
-def usual_work(local: LocalWork, epochs: int = 2, lr: float | None = None) -> LocalWork:
+def calibration_work(local: LocalWork, epochs: int = 2, lr: float | None = None) -> LocalWork:
     """A run's own local work, for so many epochs, at the learning rate before any schedule."""
     return replace(local, steps=None, epochs=epochs, lr=local.lr if lr is None else lr)
 
 
 @dataclass(frozen=True)
-class Part:
+class TunedPart:
     """The part of a model that is tuned, and how samples look to it."""
 
     model: FlatModel  # the part alone
@@ -88,12 +88,12 @@ class Part:
         return {self.prefix + n: v for n, v in self.model.state_dict(theta).items() if n in names}
 
 
-def part_of(federation: Federation, theta: Vector, layers: Layers) -> Part:
+def tuned_part(federation: Federation, theta: Vector, layers: Layers) -> TunedPart:
     """Of a federation's model at theta, which becomes its present one."""
     model, place, cut = federation.model, federation.context, federation.counter.evaluation.batch_size
     model.theta.copy_(theta)
     if layers == "all":
-        return Part(model, model.theta.clone(), "", place.inputs, place.augment, cut, Samples.take)
+        return TunedPart(model, model.theta.clone(), "", place.inputs, place.augment, cut, Samples.take)
     require_split(model, federation.example)
 
     def features(samples: Samples, indices: Array) -> Samples:
@@ -104,8 +104,8 @@ def part_of(federation: Federation, theta: Vector, layers: Layers) -> Part:
         return Samples(x, y)
 
     head = FlatModel(copy.deepcopy(model.module.head), model.device)  # type: ignore[arg-type]
-    plain = Inputs(Normalisation(), model.dtype, model.device)
-    return Part(head, head.theta.clone(), "head.", plain, Augment(), cut, features)
+    plain = Inputs(Normalization(), model.dtype, model.device)
+    return TunedPart(head, head.theta.clone(), "head.", plain, Augment(), cut, features)
 
 
 def require_split(model: FlatModel, example: Tensor) -> None:
@@ -119,17 +119,19 @@ def require_split(model: FlatModel, example: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Desk(ClientContext):
+class SingleClientContext(ClientContext):
     """The workplace of one client: all samples there are its own."""
 
     def data(self, client: int) -> ClientData:
         return ClientData(self.train, np.arange(len(self.train)), self.classes, self.inputs, self.augment)
 
 
-def calibrated(part: Part, place: ClientContext, client: int, own: Samples, work: LocalWork, method: Method) -> Vector:
+def calibrated(
+    part: TunedPart, place: ClientContext, client: int, own: Samples, work: LocalWork, method: Method
+) -> Vector:
     """The part of a client's model after local work on its own samples, as the part sees them."""
     seen = part.inputs, part.augment
-    desk = Desk(part.model, method, work, own, place.clients, place.classes, *seen, place.seed)
+    desk = SingleClientContext(part.model, method, work, own, place.clients, place.classes, *seen, place.seed)
     steps = int(count_steps(np.array([len(own)]), work.batch_size, work.steps, work.epochs)[0])
     report = local_update(desk, ServerBroadcast(ROUND, work.lr, part.start, {}), ClientTask(client, steps))
     if not report.finite:

@@ -1,4 +1,4 @@
-"""The folder that a personalisation leaves behind: there whole or not at all. And how a client's model is read from it.
+"""The folder that a personalization leaves behind: there whole or not at all. And how a client's model is read from it.
 
 RUN/personal/none/client-00012.safetensors    what client 12 tuned, under its names in the model's state dict
 RUN/personal/clients.csv                      a line per client and row
@@ -29,14 +29,14 @@ from fedadc.runs.layout import (
     foreign_in_personal,
     personal_file,
 )
-from fedadc.runs.record import model_facts, model_in
-from fedadc.system.files import flush_folder, locked, packed, write_all_durably
+from fedadc.runs.record import model_facts, model_origin
+from fedadc.system.files import flush_folder, folder_lock, to_safetensors, write_files
 
 AT_ONCE = 256  # files that are flushed side by side
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
-    """Refuse a place that holds something; with `overwrite`, only something else than a personalisation."""
+    """Refuse a place that holds something; with `overwrite`, only something else than a personalization."""
     require(not folder.exists() or folder.is_dir(), f"{folder} is a file; --out needs a folder.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
@@ -46,7 +46,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
 
 
 class PersonalFolder:
-    """Where a personalisation is written; under its own name only when it is whole."""
+    """Where a personalization is written; under its own name only when it is whole."""
 
     def __init__(self, path: Path, round: int) -> None:
         self.path, self.round = path, round
@@ -58,7 +58,7 @@ class PersonalFolder:
     def written(cls, path: Path, round: int) -> Iterator[PersonalFolder]:
         folder = cls(path, round)
         try:
-            with locked(folder.part):
+            with folder_lock(folder.part):
                 try:
                     _empty(folder.part)
                     yield folder
@@ -76,13 +76,13 @@ class PersonalFolder:
     def keep(self, way: str, client: int, tuned: dict[str, Tensor]) -> None:
         """What a client tuned; written with the next ones."""
         (self.part / way).mkdir(exist_ok=True)
-        content = packed(tuned, model_facts(f"client {client}, {way},", self.round))
+        content = to_safetensors(tuned, model_facts(f"client {client}, {way},", self.round))
         self._waiting.append((self.part / way / personal_file(client), content))
         if len(self._waiting) >= AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
-        write_all_durably(self._waiting)
+        write_files(self._waiting)
         self._waiting.clear()
 
     def keep_texts(self, texts: dict[str, str]) -> None:
@@ -125,9 +125,9 @@ def personal_state_dict(
         return tuned
     model = Path(run) / Path(str(summary["model"])).name
     require(
-        model_in(model)[1] == model_in(file)[1],
-        f"{file} goes with the model of round {model_in(file)[1]}, but {model} is of round {model_in(model)[1]}; "
-        "personalize again.",
+        model_origin(model)[1] == model_origin(file)[1],
+        f"{file} belongs to the model of round {model_origin(file)[1]}, but {model} is of round "
+        f"{model_origin(model)[1]}; personalize again.",
     )
     return read_weights(model) | tuned
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from fedadc.errors import require
 from fedadc.personal.folder import PersonalFolder, check_place
-from fedadc.personal.picture import plot_gains
+from fedadc.personal.plots import plot_gains
 from fedadc.personal.request import Request
-from fedadc.personal.results import Row, as_csv
-from fedadc.personal.subject import Watcher, file_of, subject_of
+from fedadc.personal.results import ResultRow, as_csv
+from fedadc.personal.run import Watcher, file_of, personal_run
 from fedadc.runs.layout import PERSONAL_PLOT, PERSONAL_SUMMARY, PERSONAL_TABLE
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.system.determinism import deterministic, resolve_device
@@ -22,10 +22,10 @@ log = logging.getLogger("fedadc")
 
 
 @dataclass(frozen=True)
-class Personalisation:
+class PersonalizationResult:
     """What `personalize` gives: a row per run and regularizer (and moment, where data has changed)."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
 
 
@@ -38,7 +38,7 @@ def personalize(
     device: str = "cpu",
     watch: Watcher | None = None,
     **asked: Any,
-) -> Personalisation:
+) -> PersonalizationResult:
     """Give every client of a run (or of several) its own model; leave RUN/personal, or `out`.
 
     Further arguments are those of `Request`: clients, regularizers, layers, model, data, epochs, lr, mu, lam.
@@ -67,9 +67,9 @@ def personalize(
     places = [request.place(path) if out is None else Path(out) for path in paths]
     for place in places:
         check_place(place, overwrite)
-    result = Personalisation()
+    result = PersonalizationResult()
     for run, config, file, label, place in zip(recorded, configs, files, _labels(recorded), places, strict=True):
-        subject = subject_of(run, config, file, label, request, data_dir, resolve_device(device))
+        subject = personal_run(run, config, file, label, request, data_dir, resolve_device(device))
         with PersonalFolder.written(place, subject.round) as folder, deterministic():
             rows = subject.measured(folder, watch)
             folder.keep_texts({PERSONAL_TABLE: as_csv(rows), PERSONAL_SUMMARY: subject.summary(rows)})

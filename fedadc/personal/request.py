@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedadc.config.settings import Config
 from fedadc.errors import require
-from fedadc.personal.calibrate import Calibration, Layers, usual_work
+from fedadc.personal.calibrate import Calibration, Layers, calibration_work
 from fedadc.runs.layout import PERSONAL
 
 
@@ -28,7 +28,7 @@ class Request:
 
     def calibration(self, config: Config) -> Calibration:
         given = {name: value for name in ("mu", "lam") if (value := getattr(self, name)) is not None}
-        work = usual_work(config.local, self.epochs, self.lr)
+        work = calibration_work(config.local, self.epochs, self.lr)
         calibration = Calibration(work=work, layers=self.layers, **given)
         for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
             idle = getattr(self, name) is not None and regularizer not in self.regularizers

@@ -18,7 +18,7 @@ COLUMNS = ("client", "name", "regularizer", "moment", "train_samples", "test_sam
 
 
 @dataclass(frozen=True)
-class Count:
+class ClientAccuracy:
     """Of one client: its samples, and how many of its test samples two models get right."""
 
     client: int
@@ -30,7 +30,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RowStatistics:
     """Shares, over those clients that have a test sample; None where there is nothing to say."""
 
     clients: int
@@ -46,13 +46,13 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """The clients' own models of one kind, on one set of test shares."""
 
     run: str
     regularizer: str  # none, prox, confidence; own: what the method itself keeps at its clients
     moment: str = ""  # where data has changed: before, after, recalibrated
-    counts: list[Count] = field(default_factory=list)
+    counts: list[ClientAccuracy] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -66,10 +66,10 @@ class Row:
         found = [c.right_global for c in tested if c.right_global is not None]
         return personal, np.array(found) / samples if tested and len(found) == len(tested) else None, samples
 
-    def figures(self) -> Figures:
+    def figures(self) -> RowStatistics:
         personal, of_global, samples = self.accuracies()
         gain = None if of_global is None else personal - of_global
-        return Figures(
+        return RowStatistics(
             len(self.counts),
             len(personal),
             _mean(of_global),
@@ -95,11 +95,11 @@ def _std(values: Array | None) -> float | None:
     return None if values is None or len(values) < 2 else float(np.std(values, ddof=1))
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[ResultRow]) -> str:
     return json.dumps([row.as_dict() for row in rows], indent=2)
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[ResultRow]) -> str:
     """A line per client and row; empty where a client has no test sample, or the method no global model."""
 
     def share(right: int | None, of: int) -> float | str:
@@ -115,8 +115,8 @@ def as_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def table_rows(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the table, in per cent."""
+def table_rows(rows: Sequence[ResultRow]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table, in percent."""
 
     def percent(value: float | None, digits: int = 1) -> str:
         return "–" if value is None else f"{100 * value:.{digits}f}"

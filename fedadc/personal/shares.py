@@ -13,7 +13,7 @@ from fedadc.config.build import DEFAULT_TEST_SHARE, Plan, load_data
 from fedadc.config.settings import Config
 from fedadc.config.yaml import overlay, read_yaml
 from fedadc.data.dataset import Clients, Dataset, Samples
-from fedadc.data.loaders.arrays import npz_like
+from fedadc.data.loaders.npz import npz_like
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require
@@ -68,7 +68,7 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
 
 
 def _warn_of_another_scale(now: Samples, known: Samples, file: Path) -> None:
-    """Inputs are the run's raw ones, before any normalisation."""
+    """Inputs are the run's raw ones, before any normalization."""
     (low, high), (least, most) = (tuple(map(float, x.aminmax())) for x in (now.x, known.x))
     largest, usual = max(abs(low), abs(high)), max(abs(least), abs(most))
     if not usual / 2 <= largest <= 2 * usual:

@@ -33,7 +33,7 @@ from fedadc.errors import CannotResume, FedadcError, one_line, require
 from fedadc.federation import Federation
 from fedadc.models.vectors import State, canonical
 from fedadc.runs.layout import CHECKPOINT_FILE, CLIENT_STATE_FILE, CLIENT_STATES, checkpoint_name, client_state_file
-from fedadc.system.files import checksum, flush_folder, packed, write_durably
+from fedadc.system.files import checksum, flush_folder, to_safetensors, write_file
 from fedadc.training.client_states import ClientStates, SavedState, StateHandle, Store, save_all
 from fedadc.training.state import RunState
 
@@ -44,7 +44,7 @@ KEPT = 2
 LARGEST_SHARE = 0.02  # of a run's time that writing may take
 
 
-class Pace:
+class CheckpointTimer:
     """Says when the next checkpoint is due."""
 
     def __init__(self, settings: Checkpointing) -> None:
@@ -62,14 +62,14 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Mark:
+class FilePrefix:
     """How far another file of the run had come, and what it held up to there."""
 
     bytes: int
     checksum: str
 
 
-NOTHING = Mark(0, "")
+EMPTY_PREFIX = FilePrefix(0, "")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Manifest:
     config: str  # checksum of the settings that decide the result
     data: str  # checksum of the samples, of who holds them, and of what a model has that is not trained
     state: str  # checksum of the file with theta and the server's state
-    metrics: Mark
+    metrics: FilePrefix
     clients: list[tuple[int, int, str]]  # client, round of its state, checksum of its file
 
     @property
@@ -94,7 +94,7 @@ class Manifest:
         return [client_state_file(client, round) for client, round, _ in self.clients]
 
 
-class Unusable(Exception):
+class UnusableCheckpoint(Exception):
     """Why a checkpoint cannot be used."""
 
 
@@ -121,25 +121,25 @@ class Checkpoints:
     def data(self) -> str:
         return _data_checksum(self.federation)
 
-    def write(self, state: RunState, metrics: Mark = NOTHING) -> None:
+    def write(self, state: RunState, metrics: FilePrefix = EMPTY_PREFIX) -> None:
         """Save a state of the federation after a round."""
         try:
             self._write(state, metrics)
         except OSError as error:
             raise FedadcError(f"cannot write to {self.folder} ({error.strerror or error}).") from error
 
-    def _write(self, state: RunState, metrics: Mark) -> None:
+    def _write(self, state: RunState, metrics: FilePrefix) -> None:
         for folder in (self.folder, self.folder / CLIENT_STATES):
             if not folder.is_dir():
                 folder.mkdir()
                 flush_folder(folder.parent)
         clients = self._save(state.clients)
-        content = packed({"theta": state.theta, **_under(SERVER, state.server), **_under(LINKS, state.links)})
-        write_durably(self.folder / f"{checkpoint_name(state.round)}.safetensors", content)
+        content = to_safetensors({"theta": state.theta, **_under(SERVER, state.server), **_under(LINKS, state.links)})
+        write_file(self.folder / f"{checkpoint_name(state.round)}.safetensors", content)
         manifest = Manifest(
             FORMAT, state.round, state.horizon, self.config, self.data, checksum(content), metrics, clients
         )
-        write_durably(self.folder / f"{checkpoint_name(state.round)}.json", _sealed(manifest))
+        write_file(self.folder / f"{checkpoint_name(state.round)}.json", _encoded(manifest))
         self._kept = [manifest, *(m for m in self._kept if m.round < manifest.round)][:KEPT]
         self._forget_others()
 
@@ -175,12 +175,12 @@ class Checkpoints:
             if len(self._kept) == KEPT:
                 self._forget_others()
         if (self.folder / CLIENT_STATES).is_dir():
-            with suppress(Unusable):  # who knows what a damaged one names
-                manifests = [_opened(_content(path)) for path, _ in self._found()]
+            with suppress(UnusableCheckpoint):  # who knows what a damaged one names
+                manifests = [_decoded(_content(path)) for path, _ in self._found()]
                 self._forget_states_but({f for m in manifests for f in m.files()})
 
     def _if_good(self, path: Path) -> Manifest | None:
-        with suppress(Unusable, OSError):
+        with suppress(UnusableCheckpoint, OSError):
             manifest = self._manifest(path)
             self._state(manifest)
             return manifest
@@ -199,7 +199,7 @@ class Checkpoints:
 
     def newest(
         self,
-        metrics_of: Callable[[int], Mark | None] = lambda _: NOTHING,
+        metrics_of: Callable[[int], FilePrefix | None] = lambda _: EMPTY_PREFIX,
         warn: Callable[[str], None] = log.warning,
     ) -> RunState | None:
         """The state of the newest good one; None if there is none at all. Those that are not are named in warnings.
@@ -211,12 +211,12 @@ class Checkpoints:
             try:
                 manifest = self._manifest(path)
                 if metrics_of(manifest.metrics.bytes) != manifest.metrics:
-                    raise Unusable(
+                    raise UnusableCheckpoint(
                         "metrics.jsonl no longer holds the rounds before it (bring it back from a copy; a new run can "
                         "start from this one's model with model.weights)"
                     )
                 state = self._state(manifest)
-            except Unusable as error:
+            except UnusableCheckpoint as error:
                 reasons.append(f"{path} cannot be used: {error}")
             except OSError as error:
                 reasons.append(f"{path} cannot be read ({error.strerror or error})")
@@ -230,13 +230,13 @@ class Checkpoints:
         return None
 
     def _manifest(self, path: Path) -> Manifest:
-        manifest = _opened(_content(path))
+        manifest = _decoded(_content(path))
         if manifest.name != path.stem:
-            raise Unusable(f"it is of round {manifest.round}")
+            raise UnusableCheckpoint(f"it is of round {manifest.round}")
         if manifest.config != self.config:
-            raise Unusable("it belongs to a run with other settings")
+            raise UnusableCheckpoint("it belongs to a run with other settings")
         if manifest.data != self.data:
-            raise Unusable("it belongs to other data or weights, or they have changed since")
+            raise UnusableCheckpoint("it belongs to other data or weights, or they have changed since")
         return manifest
 
     def _state(self, manifest: Manifest) -> RunState:
@@ -245,18 +245,18 @@ class Checkpoints:
         theta = tensors.pop("theta", None)
         server, links = ({n.removeprefix(p): v for n, v in tensors.items() if n.startswith(p)} for p in (SERVER, LINKS))
         if theta is None or theta.shape != start.theta.shape or theta.dtype != start.theta.dtype:
-            raise Unusable("it is of another model")
+            raise UnusableCheckpoint("it is of another model")
         figures = start.links.get(FIGURES)
         if figures is not None and not torch.equal(figures, links.get(FIGURES, figures[:0])):
-            raise Unusable("the clock's figures have changed since (clock.trace)")
+            raise UnusableCheckpoint("the clock's figures have changed since (clock.trace)")
         device, store = start.theta.device, Store(self.federation.storage)
         clients: dict[int, StateHandle] = {}
         for client, round, mark in manifest.clients:
             if not 0 <= client < len(self.federation.clients):
-                raise Unusable(f"there is no client {client}")
+                raise UnusableCheckpoint(f"there is no client {client}")
             path = self.folder / CLIENT_STATES / client_state_file(client, round)
             if checksum(_content(path)) != mark:
-                raise Unusable(f"{CLIENT_STATES}/{path.name} is truncated or damaged")
+                raise UnusableCheckpoint(f"{CLIENT_STATES}/{path.name} is truncated or damaged")
             clients[client] = store.keep_saved(SavedState(path, mark), round)
         # clones: torch's own memory begins where vectors should, a file's content anywhere
         return RunState(
@@ -273,27 +273,27 @@ def _under(prefix: str, state: State) -> State:
     return {prefix + name: tensor for name, tensor in state.items()}
 
 
-def _sealed(manifest: Manifest) -> bytes:
+def _encoded(manifest: Manifest) -> bytes:
     tree = asdict(manifest)
     return json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode()
 
 
-def _opened(content: bytes) -> Manifest:
+def _decoded(content: bytes) -> Manifest:
     try:
         sealed = json.loads(content)
         tree, seal = sealed["manifest"], sealed["checksum"]
         version = tree["format"]
         whole = checksum(_canonical(tree)) == seal
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Unusable("it is truncated or damaged") from None
+        raise UnusableCheckpoint("it is truncated or damaged") from None
     if version != FORMAT:
-        raise Unusable(f"its format is {version!r:.20}, this version of fedadc reads {FORMAT}")
+        raise UnusableCheckpoint(f"its format is {version!r:.20}, this version of fedadc reads {FORMAT}")
     if not whole:
-        raise Unusable("it is damaged: its checksum is wrong")
+        raise UnusableCheckpoint("it is damaged: its checksum is wrong")
     try:
         return TypeAdapter(Manifest).validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        raise Unusable(f"it is no manifest of ours ({one_line(error)[:100]})") from None
+        raise UnusableCheckpoint(f"it is no manifest of ours ({one_line(error)[:100]})") from None
 
 
 def _canonical(tree: object) -> bytes:
@@ -306,17 +306,17 @@ def _tensors(path: Path, mark: str) -> dict[str, Tensor]:
 
     content = _content(path)
     if checksum(content) != mark:
-        raise Unusable(f"{path.name} is truncated, damaged or of another checkpoint")
+        raise UnusableCheckpoint(f"{path.name} is truncated, damaged or of another checkpoint")
     try:
         tensors: dict[str, Tensor] = load(content)
     except SafetensorError as error:
-        raise Unusable(f"{path.name} is no safetensors file ({one_line(error)})") from None
+        raise UnusableCheckpoint(f"{path.name} is no safetensors file ({one_line(error)})") from None
     return tensors
 
 
 def _content(path: Path) -> bytes:
     if not path.is_file():  # a pipe would never end
-        raise Unusable(f"{path.name} is missing, or not a file")
+        raise UnusableCheckpoint(f"{path.name} is missing, or not a file")
     return path.read_bytes()
 
 
@@ -329,7 +329,7 @@ def _data_checksum(federation: Federation) -> str:
             digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
     for array in (federation.clients.indices, federation.clients.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
-    digest.update(packed(federation.model.fixed()))
+    digest.update(to_safetensors(federation.model.fixed()))
     return digest.hexdigest()
 
 
@@ -337,7 +337,7 @@ def check_room(free: int, federation: Federation) -> None:
     """Refuse a disk that cannot even hold one checkpoint, and states that no file can hold."""
     state = federation.start()
     own = federation.context.client_state(state.theta)
-    theta, server, each = (len(packed(v)) for v in ({"theta": state.theta}, state.server, own))
+    theta, server, each = (len(to_safetensors(v)) for v in ({"theta": state.theta}, state.server, own))
     needed = 2 * theta + server + (federation.cohort * each if own else 0)
     if free < needed:
         raise FedadcError(

@@ -17,9 +17,9 @@ from typing import Any, Self
 from fedadc.config.build import Plan
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
 from fedadc.evaluation.evaluator import JUDGED_BY
-from fedadc.runs.checkpoint import Checkpoints, Mark, Pace, check_room
+from fedadc.runs.checkpoint import Checkpoints, CheckpointTimer, FilePrefix, check_room
 from fedadc.runs.environment import Facts, changes_of, gone_on, read_facts, text_of
-from fedadc.runs.fingerprint import mark_of, require_same
+from fedadc.runs.fingerprint import config_fingerprint, require_same
 from fedadc.runs.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -33,9 +33,9 @@ from fedadc.runs.layout import (
     is_personal,
     model_file,
 )
-from fedadc.runs.record import load_config, model_facts, model_in, record_of
-from fedadc.system.files import locked, packed, write_durably, write_text
-from fedadc.system.signals import held_back
+from fedadc.runs.record import load_config, model_facts, model_origin, record_of
+from fedadc.system.files import folder_lock, to_safetensors, write_file, write_text
+from fedadc.system.signals import deferred_signals
 from fedadc.training.state import Metrics, Round
 
 FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
@@ -52,10 +52,10 @@ class MetricsFile:
         self._stream = path.open("ab", buffering=0)
         self._stream.truncate(size)
 
-    def mark(self) -> Mark:
+    def mark(self) -> FilePrefix:
         """Of all lines so far, which have then reached the disk."""
         os.fsync(self._stream.fileno())
-        return Mark(self._size, self._digest.hexdigest())
+        return FilePrefix(self._size, self._digest.hexdigest())
 
     def append(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
@@ -73,10 +73,10 @@ class MetricsFile:
         self._stream.close()
 
 
-def mark_of_metrics(path: Path, size: int) -> Mark | None:
+def metrics_prefix(path: Path, size: int) -> FilePrefix | None:
     """Of the first so many bytes, if there are so many."""
     content = _start_of(path, size)
-    return Mark(size, hashlib.sha256(content).hexdigest()) if len(content) == size else None
+    return FilePrefix(size, hashlib.sha256(content).hexdigest()) if len(content) == size else None
 
 
 def _start_of(path: Path, size: int) -> bytes:
@@ -94,20 +94,20 @@ class RunDirectory:
         self.path, self.plan = path, plan
         self.state = plan.federation.start()  # after the last recorded round
         self.history: list[dict[str, Any]] = []
-        self._pace = Pace(plan.config.checkpoint)
+        self._pace = CheckpointTimer(plan.config.checkpoint)
         self._was_begun = False  # by this process
         self._replaced: Path | None = None
         self._held = ExitStack()
         with self._letting_go_on_failure():
-            self._held.enter_context(locked(path))
-            self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, mark_of(plan.config))
+            self._held.enter_context(folder_lock(path))
+            self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, config_fingerprint(plan.config))
 
     @classmethod
     def begun(cls, path: Path, plan: Plan, facts: Facts, overwrite: bool = False) -> Self:
         directory = cls(path, plan)
         with directory._letting_go_on_failure():
-            if not never_began(path):  # somebody else may have begun one meanwhile
-                check_free(path, overwrite)
+            if not is_unstarted(path):  # somebody else may have begun one meanwhile
+                require_empty(path, overwrite)
             check_room(shutil.disk_usage(path).free, plan.federation)
             directory._put_aside()
         directory._was_begun = True
@@ -130,7 +130,7 @@ class RunDirectory:
             require_same(load_config(path / CONFIG), plan.config, str(path))
             before, metrics = read_facts(path), path / METRICS
             directory.checkpoints.config = text_of(before, "settings") or directory.checkpoints.config
-            found = directory.checkpoints.newest(lambda size: mark_of_metrics(metrics, size), warn)
+            found = directory.checkpoints.newest(lambda size: metrics_prefix(metrics, size), warn)
             directory.state = found or directory.state
             _require_a_place_to_go_on(path, directory.state.round, plan.config.rounds)
             last = directory.checkpoints.last
@@ -189,7 +189,7 @@ class RunDirectory:
 
     def finish(self) -> None:
         """Write the last checkpoint and the models; the run that stood here before is now replaced."""
-        with self._writing(), held_back():
+        with self._writing(), deferred_signals():
             self._checkpoint()
             self._write_models()
             for replaced in self.path.glob(f"{REPLACED}*"):
@@ -200,11 +200,11 @@ class RunDirectory:
         """The first, by which the run is judged, under the plain name."""
         for index, (name, state_dict) in enumerate(self.plan.federation.models(self.state).items()):
             file = self.path / (model_file(name) if index else MODEL)
-            write_durably(file, packed(state_dict, model_facts(name, self.state.round)))
+            write_file(file, to_safetensors(state_dict, model_facts(name, self.state.round)))
 
     def leave(self, reason: BaseException) -> str | None:
         """Keep what was done of a run that cannot go on now; a sentence that says what that is, if it is anything."""
-        with held_back(for_good=True):
+        with deferred_signals(for_good=True):
             if self._was_begun and not self.state.round:
                 self._discard()
                 return None
@@ -286,7 +286,7 @@ def _require_a_place_to_go_on(path: Path, done: int, rounds: int) -> None:
         raise CannotResume(f"the run in {path} has {done} rounds already; rounds must be at least that, not {rounds}.")
 
 
-def check_free(path: Path, overwrite: bool) -> None:
+def require_empty(path: Path, overwrite: bool) -> None:
     """Refuse a place that holds something; with `overwrite`, only something other than a run."""
     held = held_in(path)
     if not held:
@@ -302,7 +302,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     )
 
 
-def never_began(path: Path) -> bool:
+def is_unstarted(path: Path) -> bool:
     """Whether a folder holds nothing, or what a run had written that was killed before it began."""
     return all(
         p.name.removesuffix(PARTIAL) == ENVIRONMENT or p.name == CONFIG + PARTIAL or p.name.startswith(REPLACED)
@@ -323,7 +323,7 @@ def _is_of_a_run(file: Path) -> bool:
     if file.is_dir():
         return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS or is_personal(file)
     plain, half_a_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
-    return plain in (*FILES, LOCK) or file.match(half_a_model) or file.name == model_file(model_in(file)[0])
+    return plain in (*FILES, LOCK) or file.match(half_a_model) or file.name == model_file(model_origin(file)[0])
 
 
 def _sweep(path: Path) -> None:

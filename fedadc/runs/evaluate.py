@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedadc.config.build import prepare
-from fedadc.data.loaders.arrays import read_more
+from fedadc.data.loaders.samples import read_samples
 from fedadc.errors import require
 from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.models.build import read_weights
@@ -41,7 +41,7 @@ def evaluate_run(
     federation, known = plan.federation, plan.federation.data
     splits = federation.counter.splits
     if other is not None:
-        samples = splits["test"] if data.name == "csv" else read_more(other, known)
+        samples = splits["test"] if data.name == "csv" else read_samples(other, known)
         require(
             samples.x.shape[1:] == known.train.x.shape[1:] and samples.x.dtype == known.train.x.dtype,
             f"{other} holds {list(samples.x.shape[1:])} {samples.x.dtype}, but the model was trained on "

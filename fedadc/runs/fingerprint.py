@@ -29,7 +29,7 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{key}", value
 
 
-def mark_of(config: Config) -> str:
+def config_fingerprint(config: Config) -> str:
     """The same for the same settings, whatever else differs."""
     return checksum(json.dumps(decisive(config), sort_keys=True, default=str).encode())
 

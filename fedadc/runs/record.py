@@ -26,7 +26,7 @@ def model_facts(name: str, round: int) -> dict[str, str]:
     return {"model": f"{name} after round {round}"}
 
 
-def model_in(file: Path) -> tuple[str, int]:
+def model_origin(file: Path) -> tuple[str, int]:
     """The name of the model that a run saved in a file, and after which round; nothing for a file of another origin."""
     from safetensors import SafetensorError, safe_open
 
@@ -47,7 +47,7 @@ def saved_model(run: RecordedRun, name: str | None = None) -> Path:
         others = [f.stem.removeprefix("model-") for f in sorted(run.path.glob(model_file("*")))]
         why = f"the run has no model of that name beside its own; it has {', '.join(others) or 'none'}"
     require(file.is_file(), f"{run.path} has no {file.name}: {why}.")
-    trained, rounds = model_in(file)[1], run.records[-1]["round"]
+    trained, rounds = model_origin(file)[1], run.records[-1]["round"]
     if trained not in (rounds, 0):  # 0: another's file
         log.warning("%s is of round %d, but %s has come to round %d", file, trained, run.path, rounds)
     return file

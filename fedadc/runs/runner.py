@@ -15,13 +15,13 @@ from fedadc.config.build import Plan, prepare
 from fedadc.config.settings import Config
 from fedadc.errors import CannotResume, require
 from fedadc.evaluation.evaluator import reaches
-from fedadc.runs.directory import RunDirectory, check_free, never_began
+from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_horizon_of
 from fedadc.runs.layout import CONFIG
 from fedadc.runs.record import load_config, record_of
 from fedadc.system.determinism import resolve_device, resolve_workers
-from fedadc.system.signals import held_back, stopping_on_signals
+from fedadc.system.signals import deferred_signals, stopping_on_signals
 from fedadc.training.state import RunState
 
 log = logging.getLogger("fedadc")
@@ -75,8 +75,8 @@ def run(
     first = None
     if place is not None:
         first = _first_config(place) if resume else None
-        if first is None and not (resume and never_began(place)):
-            check_free(place, overwrite)
+        if first is None and not (resume and is_unstarted(place)):
+            require_empty(place, overwrite)
     device = resolve_device(device)
     count = resolve_workers(workers, device, workers_per_gpu)
     plan = prepare(config if first is None else with_horizon_of(first, config), data_dir, device, place, count)
@@ -123,10 +123,10 @@ def resume(
 
 def _first_config(place: Path) -> Config | None:
     """Of the run in a directory; None where there is nothing."""
-    if never_began(place):
+    if is_unstarted(place):
         return None
     if not (place / CONFIG).is_file():
-        check_free(place, overwrite=True)  # whether it is a run at all
+        require_empty(place, overwrite=True)  # whether it is a run at all
         raise CannotResume(f"{place} cannot go on: it has no {CONFIG}.")
     return load_config(place / CONFIG)
 
@@ -162,7 +162,7 @@ def execute(
                 directory.amend(federation.evaluator(state))
                 history = directory.history
             for result in () if ended else federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True):
-                with held_back():
+                with deferred_signals():
                     if directory is None:
                         history.append(record_of(result))
                     else:

@@ -1,6 +1,6 @@
 """Cohorts drawn across clusters of clients with similar labels (section IV-E).
 
-Clusters give clients in proportion to their size. Equal shares would favour clients of small clusters, and unions by
+Clusters give clients in proportion to their size. Equal shares would favor clients of small clusters, and unions by
 them were at times farther from uniform than those of uniform cohorts.
 """
 
@@ -17,10 +17,10 @@ from fedadc.errors import require
 from fedadc.selections.base import Chooser, Selection
 from fedadc.selections.reports import Reports
 
-SAMPLE = 5000  # clients among whom centres are sought
+SAMPLE = 5000  # clients among whom centers are sought
 STARTS, ITERATIONS = 8, 100  # of k-means
 PER_CLASS = 10  # clusters, where their number is not given
-CELLS = 2**17  # numbers compared with a centre at once
+CELLS = 2**17  # numbers compared with a center at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,44 +67,44 @@ def cluster_of(points: Array, count: int, rng: np.random.Generator) -> Array:
     """The cluster of each point: the best of some runs of k-means; fewer clusters where fewer points differ."""
     some = points if len(points) <= SAMPLE else points[rng.choice(len(points), SAMPLE, replace=False)]
     runs = [_lloyd(some, _spread_out(some, count, rng)) for _ in range(STARTS)]
-    return _nearest(points, min(runs, key=lambda centres: _nearest(some, centres)[1].sum()))[0]
+    return _nearest(points, min(runs, key=lambda centers: _nearest(some, centers)[1].sum()))[0]
 
 
-def _lloyd(points: Array, centres: Array) -> Array:
-    """Centres moved to the means of their points until those stay."""
+def _lloyd(points: Array, centers: Array) -> Array:
+    """Centers moved to the means of their points until those stay."""
     nearest = np.full(len(points), -1)
     for _ in range(ITERATIONS):
-        before, nearest = nearest, _nearest(points, centres)[0]
+        before, nearest = nearest, _nearest(points, centers)[0]
         if (nearest == before).all():
             break
-        sizes = np.bincount(nearest, minlength=len(centres))
-        sums = np.stack([np.bincount(nearest, column, len(centres)) for column in points.T], axis=1)
-        centres = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centres)  # an empty one stays
-    return centres
+        sizes = np.bincount(nearest, minlength=len(centers))
+        sums = np.stack([np.bincount(nearest, column, len(centers)) for column in points.T], axis=1)
+        centers = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centers)  # an empty one stays
+    return centers
 
 
 def _spread_out(points: Array, count: int, rng: np.random.Generator) -> Array:
-    """k-means++: each centre is a point drawn by its squared distance from those before."""
-    centres = [points[rng.integers(len(points))]]
-    apart = _squared(points, centres[0])
-    while len(centres) < count and apart.sum() > 0:
-        centres.append(points[rng.choice(len(points), p=apart / apart.sum())])
-        apart = np.minimum(apart, _squared(points, centres[-1]))
-    return np.stack(centres)
+    """k-means++: each center is a point drawn by its squared distance from those before."""
+    centers = [points[rng.integers(len(points))]]
+    apart = _squared(points, centers[0])
+    while len(centers) < count and apart.sum() > 0:
+        centers.append(points[rng.choice(len(points), p=apart / apart.sum())])
+        apart = np.minimum(apart, _squared(points, centers[-1]))
+    return np.stack(centers)
 
 
-def _nearest(points: Array, centres: Array) -> tuple[Array, Array]:
-    """The first of the nearest centres of each point, and how far that is, squared."""
+def _nearest(points: Array, centers: Array) -> tuple[Array, Array]:
+    """The first of the nearest centers of each point, and how far that is, squared."""
     nearest, apart = np.zeros(len(points), dtype=np.int64), np.full(len(points), np.inf)
     rows = max(1, CELLS // points.shape[1])
     for part in (slice(begun, begun + rows) for begun in range(0, len(points), rows)):
-        for i, centre in enumerate(centres):
-            squared = _squared(points[part], centre)
+        for i, center in enumerate(centers):
+            squared = _squared(points[part], center)
             nearest[part] = np.where(squared < apart[part], i, nearest[part])
             apart[part] = np.minimum(squared, apart[part])
     return nearest, apart
 
 
-def _squared(points: Array, centre: Array) -> Array:
+def _squared(points: Array, center: Array) -> Array:
     """Not by a matrix product, whose bits depend on threads."""
-    return np.asarray(((points - centre) ** 2).sum(axis=1))
+    return np.asarray(((points - center) ** 2).sum(axis=1))

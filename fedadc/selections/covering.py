@@ -13,7 +13,7 @@ from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError, require
 from fedadc.selections.base import Chooser, Selection
 from fedadc.selections.existence import cover_exists, why_none
-from fedadc.selections.reports import Classes, Counts, Holdings, Reports
+from fedadc.selections.reports import KnownLabels, ReportedClasses, ReportedCounts, Reports
 from fedadc.selections.sampling import by_chain, by_rejection
 
 ADVICE = "raise cohort.size or use selection uniform"
@@ -61,7 +61,7 @@ class Covering(Selection):
         counts = label_counts()
         if self.reports == "classes":
             counts = counts > 0
-        classes, held = counts.shape[1], Classes.of(counts > 0)
+        classes, held = counts.shape[1], ReportedClasses.of(counts > 0)
         reason = why_none(counts, size, self.at_least)
         exists = None if reason else cover_exists(held, classes, size)
         if exists is False:
@@ -71,14 +71,14 @@ class Covering(Selection):
         require(reason is None, f"no cohort of {size} clients holds {every}: {reason}; {advice}.")
         if self.at_least == 1:
             return partial(_choose, self, held, size, "though there is one" if exists else UNPROVEN)
-        return partial(_choose, self, Counts.of(counts, self.at_least), size, UNPROVEN)
+        return partial(_choose, self, ReportedCounts.of(counts, self.at_least), size, UNPROVEN)
 
     def steps_of(self, clients: int, size: int) -> int:
         """Every client is offered to a chain some times, and every place is offered some clients."""
         return self.steps or min(max(OFFERS * clients, PER_PLACE * size), LONGEST)
 
 
-def _choose(rule: Covering, known: Holdings, size: int, doubt: str, rng: np.random.Generator) -> Array:
+def _choose(rule: Covering, known: KnownLabels, size: int, doubt: str, rng: np.random.Generator) -> Array:
     cohort = by_rejection(known, size, rule.draws, rng)
     if cohort is None:
         steps = rule.steps_of(known.clients, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedadc.data.dataset import Array
-from fedadc.selections.reports import Classes, ones
+from fedadc.selections.reports import ReportedClasses, ones
 
 ROWS = 20_000_000  # clients looked at before a search gives up: about a second
 FEW = 2000  # distinct class sets among which those are dropped that another contains
@@ -30,9 +30,9 @@ def why_none(counts: Array, size: int, at_least: int) -> str | None:
     return None if most >= classes else f"the {size} clients with most classes hold {most} at best, not {classes}"
 
 
-def cover_exists(known: Classes, classes: int, size: int, budget: int = ROWS) -> bool | None:
+def cover_exists(known: ReportedClasses, classes: int, size: int, budget: int = ROWS) -> bool | None:
     """Depth first over the holders of the rarest missing class, the most useful first; None: the budget ran out."""
-    all_classes = Classes.of(np.zeros((1, classes), dtype=bool)).lacks[0]
+    all_classes = ReportedClasses.of(np.zeros((1, classes), dtype=bool)).lacks[0]
     sets = _maximal(np.unique(all_classes & ~known.lacks, axis=0))
     each = np.unpackbits(sets.view(np.uint8), axis=1)  # [sets, bits]
     holders = each.sum(axis=0, dtype=np.int64)

@@ -16,7 +16,7 @@ Reports = Literal["histograms", "classes"]
 ONES = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)  # set bits of a byte
 
 
-class Holdings(Protocol):
+class KnownLabels(Protocol):
     """What the server keeps of the reports."""
 
     @property
@@ -30,16 +30,16 @@ class Holdings(Protocol):
 
 
 @dataclass(frozen=True)
-class Classes:
+class ReportedClasses:
     """A bit for every class that a client does not hold, so that a union is an `and` and unused bits are zero."""
 
     lacks: Array  # uint64 [clients, words]
 
     @staticmethod
-    def of(held: Array) -> Classes:
+    def of(held: Array) -> ReportedClasses:
         """From a table [clients, classes], true where a client holds a class."""
         octets = np.packbits(~held, axis=1)
-        return Classes(np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8))).view(np.uint64))
+        return ReportedClasses(np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8))).view(np.uint64))
 
     @property
     def clients(self) -> int:
@@ -54,15 +54,15 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Counts:
+class ReportedCounts:
     """Samples of each class, as far as they are needed: no more than `at_least` of one client's can matter."""
 
     capped: Array  # [clients, classes]
     at_least: int
 
     @staticmethod
-    def of(counts: Array, at_least: int) -> Counts:
-        return Counts(np.minimum(counts, at_least).astype(np.min_scalar_type(at_least)), at_least)
+    def of(counts: Array, at_least: int) -> ReportedCounts:
+        return ReportedCounts(np.minimum(counts, at_least).astype(np.min_scalar_type(at_least)), at_least)
 
     @property
     def clients(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedadc.data.dataset import Array
-from fedadc.selections.reports import Holdings, missing
+from fedadc.selections.reports import KnownLabels, missing
 
 FIRST, GROWTH = 64, 4  # cohorts that are drawn at once: few where most cover, then more
 CELLS = 2**19  # numbers that are looked at at once: what a core's cache holds
@@ -28,7 +28,7 @@ def cohorts_of(clients: int, size: int, rows: int, rng: np.random.Generator) -> 
     return cohorts
 
 
-def by_rejection(known: Holdings, size: int, draws: int, rng: np.random.Generator) -> Array | None:
+def by_rejection(known: KnownLabels, size: int, draws: int, rng: np.random.Generator) -> Array | None:
     """The first of so many uniform cohorts that lacks nothing."""
     rows, largest = FIRST, max(1, CELLS // (size * known.cells))
     while draws > 0:
@@ -58,7 +58,7 @@ def swapped(cohorts: Array, places: Array, newcomers: Array) -> tuple[Array, Arr
 
 
 def looks(
-    known: Holdings, size: int, chains: int, steps: int, beta: float, times: int, rng: np.random.Generator
+    known: KnownLabels, size: int, chains: int, steps: int, beta: float, times: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array]]:
     """Cohorts [size, chains] after fixed numbers of steps, and how many classes each lacks.
 
@@ -77,7 +77,7 @@ def looks(
 
 
 def by_chain(
-    known: Holdings, size: int, chains: int, steps: int, beta: float, times: int, rng: np.random.Generator
+    known: KnownLabels, size: int, chains: int, steps: int, beta: float, times: int, rng: np.random.Generator
 ) -> Array | None:
     """At the first look that has one, the covering cohort of the first chain."""
     for cohorts, lacks in looks(known, size, chains, steps, beta, times, rng):

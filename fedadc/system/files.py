@@ -22,12 +22,12 @@ PARTIAL = ".part"  # how the name of an unfinished file ends
 FLUSHES = 16  # at a time
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """After it returns the file is there, whole, whatever happens; before, it is as it was."""
-    write_all_durably([(path, content)])
+    write_files([(path, content)])
 
 
-def write_all_durably(files: Iterable[tuple[Path, bytes]]) -> None:
+def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
     """The same of many: they are flushed side by side, which a disk does in a few goes."""
     partials: dict[Path, Path] = {}
     try:
@@ -65,11 +65,11 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_durably(path, text.encode())
+    write_file(path, text.encode())
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Nobody else writes to a folder meanwhile. The lock goes with the process, however that ends."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
@@ -101,7 +101,7 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def packed(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def to_safetensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Named tensors as a safetensors file."""
     from safetensors.torch import save
 

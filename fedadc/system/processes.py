@@ -34,20 +34,20 @@ def context() -> BaseContext:
     return multiprocessing.get_context("forkserver")
 
 
-def get_ready(*modules: str) -> None:
+def start_process_server(*modules: str) -> None:
     """Start the server of worker processes; it imports these modules while this process does other work."""
     start = context()
     if start.get_start_method() == "forkserver":
         from multiprocessing import forkserver
 
         start.set_forkserver_preload(list(modules))
-        with keeping_memory({**KEEP_MEMORY, **SAFE_PATH}), interrupts_wait():
+        with keeping_memory({**KEEP_MEMORY, **SAFE_PATH}), blocked_interrupts():
             forkserver.ensure_running()
 
 
 def import_torch() -> None:
     """A Ctrl-C in the middle of it would end the process by an abort in torch's own code."""
-    with interrupts_wait(*SIGNALS):
+    with blocked_interrupts(*SIGNALS):
         importlib.import_module("torch")
 
 
@@ -64,7 +64,7 @@ def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_wait(*signals: signal.Signals) -> Iterator[None]:
+def blocked_interrupts(*signals: signal.Signals) -> Iterator[None]:
     """A Ctrl-C (or these signals) takes effect afterwards; processes that are started meanwhile never hear of one.
 
     It is blocked, which they inherit; if it were ignored, it would be lost to the parent, whose it is to handle.

@@ -20,7 +20,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Listener:
-    holding = 0  # how many `held_back` are under way
+    holding = 0  # how many `deferred_signals` are under way
     waiting: int | None = None  # a signal that nobody has answered: Python drops what is raised in a destructor
     last: int = signal.SIGINT
 
@@ -33,7 +33,7 @@ class _Listener:
 _listener = _Listener()
 
 
-def asked_by() -> int:
+def last_signal() -> int:
     """The last signal that asked for the end; SIGINT if Python itself dealt with it."""
     return _listener.last
 
@@ -61,7 +61,7 @@ def stopping_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def held_back(for_good: bool = False) -> Iterator[None]:
+def deferred_signals(for_good: bool = False) -> Iterator[None]:
     """A signal that comes meanwhile takes effect afterwards; never, if the end is under way already."""
     if threading.current_thread() is not threading.main_thread():  # where no signal is heard
         yield

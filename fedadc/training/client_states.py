@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from fedadc.errors import FedadcError, require
 from fedadc.models.vectors import State, canonical
-from fedadc.system.files import checksum, packed, write_all_durably
+from fedadc.system.files import checksum, to_safetensors, write_files
 
 BUCKET = 1024  # clients; a round copies the buckets it touches, so its cost does not grow with the clients
 FOLDER_PREFIX = "fedadc-states-"  # of the folder with the files
@@ -109,7 +109,7 @@ class Store:
     def content(self, handle: StateHandle) -> bytes:
         """A state as a file has it."""
         in_memory = self._memory.get(handle.serial)
-        return self._path(handle.serial).read_bytes() if in_memory is None else packed(in_memory[0])
+        return self._path(handle.serial).read_bytes() if in_memory is None else to_safetensors(in_memory[0])
 
     def saved_files(self, folder: Path) -> set[str]:
         """Those in a folder that somebody's states are in."""
@@ -131,7 +131,7 @@ class Store:
         if serial not in self._saved:
             try:
                 path = self._folder / f"{serial}.safetensors"
-                path.write_bytes(packed(state))
+                path.write_bytes(to_safetensors(state))
             except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
                 place = self.storage.folder or tempfile.gettempdir()
                 raise FedadcError(f"a client state cannot be written to {place} (storage.folder): {error}.") from error
@@ -176,7 +176,7 @@ def save_all(wanted: Collection[tuple[StateHandle, Path]]) -> dict[Path, str]:
             marks[path] = checksum(content)
             yield path, content
 
-    write_all_durably(contents())
+    write_files(contents())
     for handle, path in todo:
         handle.store.set_saved(handle, SavedState(path, marks[path]))
     return marks

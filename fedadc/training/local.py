@@ -137,7 +137,7 @@ def local_update(context: ClientContext, broadcast: ServerBroadcast, task: Clien
 
 
 def _transmitted(context: ClientContext, upload: State, local: Local) -> tuple[State, State, Bytes]:
-    """An upload as the server reads it, what the uplink keeps at the client, and the bytes that travelled."""
+    """An upload as the server reads it, what the uplink keeps at the client, and the bytes that traveled."""
     part = context.sent_part
     if "delta" not in upload or (context.uplink.exact and part == slice(None)):
         return upload, {}, sizes(upload)

@@ -42,7 +42,7 @@ class ClientResult:
     upload: State
     state: State
     loss: float  # mean over its steps
-    sent: Bytes  # by name, as it travelled
+    sent: Bytes  # by name, as it traveled
     steps: int
     weight: float
     finite: bool = True  # upload and state are finite; if not, neither takes effect

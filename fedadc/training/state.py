@@ -31,7 +31,7 @@ class Round:
     lr: float
     train_loss: float  # mean over the counted clients of the mean over local steps
     cohort: tuple[int, ...]
-    ledger: Ledger  # what travelled
+    ledger: Ledger  # what traveled
     samples: int  # that the reporting clients used
     seconds: float  # of training
     state: RunState

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedadc.analysis.compare import as_json, group, human_bytes, positions, summarise, table_rows
+from fedadc.analysis.compare import as_json, group, human_bytes, positions, summarize, table_rows
 from fedadc.analysis.plots import plot
 from fedadc.errors import FedadcError
 from fedadc.runs.record import RecordedRun, read_run
@@ -65,57 +65,57 @@ def seeds(seed: int) -> dict[str, Any]:
 
 def test_mean_and_deviation_over_seeds(write: Write) -> None:
     runs = [write([0.1, a], **seeds(i)) for i, a in enumerate((0.7, 0.8, 0.9))]
-    (row,) = summarise(runs, target=0.5)
+    (row,) = summarize(runs, target=0.5)
     finals = [0.4, 0.45, 0.5]  # the mean of both rounds: fewer than ten were evaluated
     assert row.value == pytest.approx(0.45) and row.std == pytest.approx(statistics.stdev(finals))
     assert row.best == pytest.approx(0.8) and row.seeds == 3 and row.reached == 3 and row.rounds_to_target == 2
 
 
 def test_the_final_accuracy_is_the_mean_over_the_last_ten_rounds_where_evaluated(write: Write) -> None:
-    (row,) = summarise([write([0.9] * 10 + [None, 0.5] * 2 + [None, 0.7] * 3)])
+    (row,) = summarize([write([0.9] * 10 + [None, 0.5] * 2 + [None, 0.7] * 3)])
     assert row.value == pytest.approx((2 * 0.5 + 3 * 0.7) / 5) and row.std is None and row.best == pytest.approx(0.9)
 
 
 def test_a_target_that_is_given_reached_by_all_some_or_none(write: Write) -> None:
     first, second = write([0.3, 0.6, 0.9], **seeds(0)), write([0.3, 0.5, 0.55], **seeds(1))
     for target, reached, rounds in ((0.3, 2, 1), (0.5, 2, 2), (0.55, 2, 2.5), (0.6, 1, 2), (0.95, 0, None)):
-        (row,) = summarise([first, second], target)
+        (row,) = summarize([first, second], target)
         assert (row.reached, row.rounds_to_target) == (reached, rounds), target
-    headings, (cells,) = table_rows(summarise([first, second], 0.6))
+    headings, (cells,) = table_rows(summarize([first, second], 0.6))
     assert headings[3].startswith("rounds to 0.6") and cells[3] == "2 (1 of 2)"
-    assert table_rows(summarise([first, second], 0.95))[1][0][3] == "–"
+    assert table_rows(summarize([first, second], 0.95))[1][0][3] == "–"
 
 
 def test_a_target_is_shown_as_it_was_given(write: Write) -> None:
-    headings, _ = table_rows(summarise([write([0.3, 0.99])], 0.985))
+    headings, _ = table_rows(summarize([write([0.3, 0.99])], 0.985))
     assert headings[3] == "rounds to 0.985"
 
 
 def test_without_a_target_it_is_nine_tenths_of_the_best(write: Write) -> None:
-    rows = summarise([write([0.5, 0.5]), write([0.8, 0.8], **FEDADC)])
+    rows = summarize([write([0.5, 0.5]), write([0.8, 0.8], **FEDADC)])
     assert {row.target for row in rows} == {0.72}
 
 
 def test_bytes_are_per_client_and_round_whatever_the_cohort(write: Write) -> None:
     for cohort in (1, 2, 10):
-        (row,) = summarise([write([0.5, 0.6], cohort=cohort)])
+        (row,) = summarize([write([0.5, 0.6], cohort=cohort)])
         assert (row.bytes_up, row.bytes_down) == (100, 250)
 
 
 def test_another_metric(write: Write) -> None:
-    (row,) = summarise([write([0.25, 0.75])], metric="test_loss")
+    (row,) = summarize([write([0.25, 0.75])], metric="test_loss")
     assert row.value == pytest.approx(0.5)
     with pytest.raises(FedadcError, match=r"no test_f1 in any round; it has .*test_accuracy.*train_loss"):
-        summarise([write([0.25])], metric="test_f1")
+        summarize([write([0.25])], metric="test_f1")
 
 
 def test_a_loss_is_not_shown_as_a_percentage(write: Write) -> None:
-    _, (cells,) = table_rows(summarise([write([0.25, 0.75])], metric="test_loss"))
+    _, (cells,) = table_rows(summarize([write([0.25, 0.75])], metric="test_loss"))
     assert cells[2] == "0.5000"
 
 
 def test_rows_as_json_are_the_rows(write: Write) -> None:
-    rows = summarise([write([0.5]), write([0.8], **FEDADC)], 0.6)
+    rows = summarize([write([0.5]), write([0.8], **FEDADC)], 0.6)
     read = json.loads(as_json(rows))
     assert [(r["label"], r["value"], r["rounds_to_target"]) for r in read] == [
         ("fedavg", 0.5, None), ("fedadc", 0.8, 1),
@@ -178,7 +178,7 @@ def test_a_setting_that_only_one_run_names_keeps_runs_apart(write: Write) -> Non
 
 def test_one_label_for_different_settings_is_refused(write: Write) -> None:
     first, second = write([0.5], label="x"), write([0.5], label="x", local={"lr": 0.5})
-    with pytest.raises(FedadcError, match=r"both labelled 'x' but differ in local\.lr"):
+    with pytest.raises(FedadcError, match=r"both labeled 'x' but differ in local\.lr"):
         group([first, second])
     assert len(group([first, write([0.5], label="x", **seeds(1))])["x"]) == 2
 
@@ -229,7 +229,7 @@ def test_a_record_of_strange_values_is_refused_or_read(write: Write, record: str
     with (path / "metrics.jsonl").open("a") as stream:
         stream.write(record + "\n")
     try:
-        summarise([read_run(path)])
+        summarize([read_run(path)])
     except FedadcError as error:
         assert str(path) in str(error)
 
@@ -263,12 +263,12 @@ def test_a_missing_run_is_said(tmp_path: Path) -> None:
 def test_the_same_run_twice_is_refused(write: Write) -> None:
     run = write([0.5, 0.6])
     with pytest.raises(FedadcError, match="same settings, same seed"):
-        summarise([run, run])
+        summarize([run, run])
 
 
 def test_a_target_in_per_cent_is_refused(write: Write) -> None:
     with pytest.raises(FedadcError, match="a share such as"):
-        summarise([write([0.5])], target=90)
+        summarize([write([0.5])], target=90)
 
 
 @pytest.mark.parametrize(
@@ -289,16 +289,16 @@ def test_a_setting_that_some_runs_lack_keeps_them_apart(write: Write, clips: tup
 def test_progress_can_be_measured_by_anything_that_was_recorded(x: str, at: list[float], write: Write) -> None:
     run = write([0.2, 0.6, 0.9])
     assert positions(run, x) == dict(zip((1, 2, 3), at, strict=True))
-    (row,) = summarise([run], 0.5, x=x)
+    (row,) = summarize([run], 0.5, x=x)
     assert (row.x, row.x_to_target, row.rounds_to_target) == (x, at[1], 2)
 
 
 def test_what_it_took_to_the_target_is_a_mean_over_seeds_in_a_fitting_unit(write: Write) -> None:
-    rows = summarise([write([0.2, 0.6]), write([0.6, 0.2], **seeds(1)), write([0.2, 0.2], **seeds(2))], 0.5, x="bytes")
+    rows = summarize([write([0.2, 0.6]), write([0.6, 0.2], **seeds(1)), write([0.2, 0.2], **seeds(2))], 0.5, x="bytes")
     assert rows[0].x_to_target == (1400 + 700) / 2
     headings, (cells,) = table_rows(rows)
     assert headings[3] == "kB of bytes up and down to 0.5" and cells[3] == "1.05 (2 of 3)"
-    headings, (cells,) = table_rows(summarise([write([0.2, 0.6])], 0.5, x="virtual_seconds"))
+    headings, (cells,) = table_rows(summarize([write([0.2, 0.6])], 0.5, x="virtual_seconds"))
     assert headings[3] == "min of virtual time to 0.5" and cells[3] == "1.33"
 
 
@@ -311,12 +311,12 @@ def test_curves_against_other_axes(x: str, write: Write, tmp_path: Path) -> None
 def test_an_axis_that_is_unknown_or_was_not_recorded(write: Write) -> None:
     run = write([0.5])
     with pytest.raises(FedadcError, match="did you mean 'bytes'"):
-        summarise([run], x="byte")
+        summarize([run], x="byte")
     with pytest.raises(FedadcError, match="did you mean 'bytes'"):
-        summarise([run], target=0.99, x="byte")
+        summarize([run], target=0.99, x="byte")
     for record in run.records:
         del record["virtual_seconds"]
     with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
-        summarise([run], 0.4, x="virtual_seconds")
+        summarize([run], 0.4, x="virtual_seconds")
     with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
-        summarise([run], 0.99, x="virtual_seconds")
+        summarize([run], 0.99, x="virtual_seconds")

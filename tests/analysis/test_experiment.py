@@ -182,11 +182,11 @@ def test_a_folder_that_cannot_be_written_is_no_divergence(tmp_path: Path) -> Non
 
 
 def test_a_second_experiment_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    from fedadc.system.files import locked
+    from fedadc.system.files import folder_lock
 
     written(tmp_path, SMALL)
     words = [sys.executable, "-m", "fedadc", "experiment", "small.yaml", "--out", "out"]
-    with locked(tmp_path / "out"):
+    with folder_lock(tmp_path / "out"):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "another process is writing to out" in done.stderr
 
@@ -219,7 +219,7 @@ def test_the_shipped_experiment_is_valid_and_has_every_method() -> None:
     assert {type(t.config.method) for t in trials} == {METHODS[name] for name in METHODS.keys() - personal}
     assert {type(t.config.objective) for t in trials} == set(OBJECTIVES.values())
     assert plan.budget == 12 and plan.seeds == [0, 1, 2]
-    assert {"local only", "centralised", "FedAvg, local momentum", "FedADC heavy-ball"} <= plan.runs.keys()
+    assert {"local only", "centralized", "FedAvg, local momentum", "FedADC heavy-ball"} <= plan.runs.keys()
     assert len(trials) == len(plan.runs) * 12 * 3
 
 

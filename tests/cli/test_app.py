@@ -25,7 +25,7 @@ from fedadc.analysis import demo
 from fedadc.cli import app as cli
 from fedadc.config.build import load_data
 from fedadc.runs.record import load_config
-from fedadc.system.files import locked
+from fedadc.system.files import folder_lock
 
 PNG = b"\x89PNG\r\n\x1a\n"
 KEYS = [
@@ -503,7 +503,7 @@ def test_an_old_run_comes_back_if_the_new_one_never_has_a_round(call: Call, tmp_
 def test_a_second_process_in_a_run_directory_is_refused(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
     before = contents(tmp_path / "a")
-    with locked(tmp_path / "a"):
+    with folder_lock(tmp_path / "a"):
         refused(call("run", "small.yaml", "--out", "a", "--overwrite"), "another process is writing to a")
     assert contents(tmp_path / "a") == before
 

@@ -1,4 +1,4 @@
-"""Batches: which samples in which order, augmentation, and the gathering of fresh normalised inputs."""
+"""Batches: which samples in which order, augmentation, and the gathering of fresh normalized inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedadc.data import Clients, Normalisation, Samples
+from fedadc.data import Clients, Normalization, Samples
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps, shuffled
 from fedadc.errors import FedadcError
 
@@ -117,14 +117,14 @@ def test_no_augmentation_is_false_and_a_negative_crop_refused() -> None:
         Augment(crop=-1)
 
 
-RGB = Normalisation(255.0, (0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
+RGB = Normalization(255.0, (0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "constants", [Normalisation(), Normalisation(scale=16.0), RGB, Normalisation(255.0, (0.3,), (0.7,))]
+    "constants", [Normalization(), Normalization(scale=16.0), RGB, Normalization(255.0, (0.3,), (0.7,))]
 )
-def test_gather_normalises_as_the_formula_says(constants: Normalisation, dtype: torch.dtype) -> None:
+def test_gather_normalizes_as_the_formula_says(constants: Normalization, dtype: torch.dtype) -> None:
     raw = rng().integers(0, 256, size=(9, 3, 5, 4), dtype=np.uint8)
     samples = Samples(torch.from_numpy(raw.copy()), torch.arange(9))
     at = np.array([7, 0, 7, 3])
@@ -162,7 +162,7 @@ def test_gather_makes_fresh_aligned_contiguous_tensors(layout: str, dtype: torch
 
 def client(augment: Augment | None = None) -> ClientData:
     samples = Samples(images(12), torch.arange(12) % 4)
-    return ClientData(samples, np.array([9, 2, 4, 5, 11]), 4, Inputs(Normalisation(scale=255.0)), augment or Augment())
+    return ClientData(samples, np.array([9, 2, 4, 5, 11]), 4, Inputs(Normalization(scale=255.0)), augment or Augment())
 
 
 def test_client_batches_are_its_own_samples() -> None:

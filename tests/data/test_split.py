@@ -61,7 +61,7 @@ def test_hold_out_moves_samples_with_their_labels(part: str) -> None:
     for samples in (split.train, held):
         assert samples.y.tolist() == labels[numbers(samples)].tolist()
     assert abs(len(held) - 50) <= 3
-    assert split.classes == data.classes and split.normalisation == data.normalisation
+    assert split.classes == data.classes and split.normalization == data.normalization
 
 
 def test_hold_out_is_seeded_and_test_and_validation_are_different_draws() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from commands import FILES, SMALL, Call, fine, records, refused
 from conftest import small_federation
 from fedadc.data.batches import Inputs
-from fedadc.data.dataset import Normalisation, Samples
+from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
 from fedadc.evaluation.evaluator import Evaluator, until
 from fedadc.evaluation.metrics import EXTRA_METRICS, Evaluation, MetricCounter
@@ -29,7 +29,7 @@ from fedadc.models import MLP
 from fedadc.models.flat import FlatModel
 from fedadc.runs.record import record_of
 from fedadc.runs.runner import run
-from fedadc.training.client_states import FOLDER_PREFIX as FILES as STATES
+from fedadc.training.client_states import FOLDER_PREFIX as STATES
 from fedadc.training.client_states import ClientStates, Storage, Store
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.state import Metrics, Round, RunState
@@ -48,7 +48,7 @@ def problem(seed: int, classes: int, n: int = 211, absent: tuple[int, ...] = ())
 
 
 def measured(model: FlatModel, samples: Samples, classes: int, evaluation: Evaluation = ALL) -> Metrics:
-    return measure(model, model.theta, samples, Inputs(Normalisation(), torch.float64), classes, evaluation)
+    return measure(model, model.theta, samples, Inputs(Normalization(), torch.float64), classes, evaluation)
 
 
 def logits_of(model: FlatModel, samples: Samples) -> Tensor:
@@ -95,7 +95,7 @@ def test_the_same_cuts_give_the_same_bits_whatever_torch_is_set_to() -> None:
     torch.manual_seed(0)
     model = FlatModel(nn.Sequential(nn.Linear(300, 257), nn.ReLU(), nn.Dropout(0.5), nn.Linear(257, 10)))
     samples = Samples(torch.randn(400, 300), torch.arange(400) % 10)
-    inputs, threads, seen = Inputs(Normalisation()), torch.get_num_threads(), []
+    inputs, threads, seen = Inputs(Normalization()), torch.get_num_threads(), []
     try:
         for number in (1, 2, 4):
             torch.set_num_threads(number)
@@ -112,7 +112,7 @@ def test_the_same_cuts_give_the_same_bits_whatever_torch_is_set_to() -> None:
 def test_theta_that_is_given_is_measured_not_the_one_in_the_model() -> None:
     model, samples = problem(3, classes=4)
     other = torch.zeros_like(model.theta)
-    found = measure(model, other, samples, Inputs(Normalisation(), torch.float64), 4, ALL)
+    found = measure(model, other, samples, Inputs(Normalization(), torch.float64), 4, ALL)
     assert found["loss"] == pytest.approx(math.log(4), rel=1e-14) and model.theta.any()
 
 
@@ -123,7 +123,7 @@ def measure(
 
 
 def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
-    examiner = MetricCounter(model, parts, Inputs(Normalisation(), torch.float64), 3, evaluation or Evaluation())
+    examiner = MetricCounter(model, parts, Inputs(Normalization(), torch.float64), 3, evaluation or Evaluation())
     return Evaluator(
         FedAvg(), Ensembles(), 1, examiner, lambda theta, cuts: [examiner.count(theta, cut) for cut in cuts]
     )

@@ -187,7 +187,7 @@ def test_one_local_step_has_no_drift(method: Method, mu: float) -> None:
 def test_dittos_own_models_come_to_rest_between_the_clients_optimum_and_the_global_model(
     lam: float, weight_decay: float
 ) -> None:
-    """v_k minimises f_k + lam/2 |v - theta|²: (A_k + lam I) v_k = B_k + lam theta, theta being where FedAvg rests."""
+    """v_k minimizes f_k + lam/2 |v - theta|²: (A_k + lam I) v_k = B_k + lam theta, theta being where FedAvg rests."""
     state = trained_on_quadratics(Ditto(lam=lam), weight_decay, CLIENTS, STEPS, rounds=400)
     theta = fixed_point(weight_decay, STEPS)
     assert distance(state.theta.numpy(), theta) < 1e-10
@@ -389,7 +389,7 @@ def test_fedadam() -> None:
 
 @pytest.mark.parametrize("v", [3 / 64, 5 / 64])
 def test_fedyogi(v: float) -> None:
-    """d² = 4/64 and 1 - beta2 = 1/4: v moves by 1/64 towards d², up from 3/64 and down from 5/64, so sqrt(v) = 1/4.
+    """d² = 4/64 and 1 - beta2 = 1/4: v moves by 1/64 toward d², up from 3/64 and down from 5/64, so sqrt(v) = 1/4.
 
     m = 1/2 + 1/8 = 5/8, theta = 1 - 1/2 · 5/8 / (1/4 + 1/4).
     """
@@ -584,7 +584,7 @@ def test_model_contrast_two_rounds(mu: float, tau: float) -> None:
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 2.0)])
-def test_model_contrast_pulls_towards_the_global_model(mu: float, tau: float) -> None:
+def test_model_contrast_pulls_toward_the_global_model(mu: float, tau: float) -> None:
     """Client 0's second round as above, of two steps: in the second one z has left z_glob.
 
     In the plane cos(z, u) is the cosine of the angle between them. With f the angle of z (z_glob's is pi/4, that of
@@ -649,7 +649,7 @@ def last_state(federation: Federation) -> RunState:
     return list(federation.rounds(1))[-1].state
 
 
-# Centralised training.
+# Centralized training.
 @pytest.mark.parametrize(("momentum", "rounds"), [(0.0, 4), (0.9, 1)])
 @pytest.mark.parametrize("work", [LocalWork(epochs=2, batch_size=16), LocalWork(steps=7, batch_size=16)])
 def test_fedavg_with_one_client_is_torch_sgd(work: LocalWork, momentum: float, rounds: int) -> None:
@@ -660,11 +660,11 @@ def test_fedavg_with_one_client_is_torch_sgd(work: LocalWork, momentum: float, r
     federation = Federation(model=module, data=data, partition_by=Pooled(), local=work, seed=3)
     state = list(federation.rounds(rounds))[-1].state
 
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.2, momentum=momentum, weight_decay=0.01)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=momentum, weight_decay=0.01)
     for t in range(1, rounds + 1):
         for batch in shuffled(len(data.train), 16, work.steps, work.epochs, generator(3, "batches", t, 0)):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(module(data.train.x[batch]), data.train.y[batch]).backward()
-            optimiser.step()
+            optimizer.step()
     for name, weights in federation.state_dict(state).items():
         np.testing.assert_allclose(weights.numpy(), module.state_dict()[name].numpy(), rtol=0, atol=1e-12)

@@ -49,8 +49,8 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     assert torch.equal(first.state.theta, second.state.theta)
     for a, b in zip(first.history, second.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    travelling = first.plan.federation.context.sent_part  # FedPer's head stays at home
-    vectors = first.state.theta[travelling].numel() * 4 * 5 * METHODS[method].federated
+    traveling = first.plan.federation.context.sent_part  # FedPer's head stays at home
+    vectors = first.state.theta[traveling].numel() * 4 * 5 * METHODS[method].federated
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
     assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}
     assert {r["bytes_down"] for r in first.history} == {vectors * sent}
@@ -171,7 +171,7 @@ class Careless(FedAvg):
 
 
 def test_a_gradient_taken_elsewhere_leaves_theta_alone() -> None:
-    """One step of sharpness-aware minimisation against its formula in plain autograd."""
+    """One step of sharpness-aware minimization against its formula in plain autograd."""
     data = small_federation()
     torch.manual_seed(0)
     module = MLP((5,), 4, [6]).double()

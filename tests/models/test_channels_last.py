@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadc.config.build import prepare
-from fedadc.data import Normalisation, from_arrays
+from fedadc.data import Normalization, from_arrays
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError
@@ -79,7 +79,7 @@ def test_strides_are_always_the_same(channels: int, raw: str) -> None:
         x = torch.cat([x, x], dim=3)[..., :8]
     samples = Samples(x, torch.arange(10))
     planes, pixels = (
-        Inputs(Normalisation(scale=255.0), channels_last=last).gather(samples, np.array([7, 2, 2]))[0]
+        Inputs(Normalization(scale=255.0), channels_last=last).gather(samples, np.array([7, 2, 2]))[0]
         for last in (False, True)
     )
     assert planes.stride() == (channels * 48, 48, 8, 1) and pixels.stride() == (

@@ -131,7 +131,7 @@ class Calling(nn.Sequential):
         return 2 * super().__call__(x)
 
 
-def parametrised() -> nn.Module:
+def parametrized() -> nn.Module:
     module = CHAINS["sequential"]()
     nn.utils.parametrizations.weight_norm(module[0])
     return module
@@ -147,7 +147,7 @@ OTHERS: dict[str, nn.Module] = {
     "tied": tied(),
     "tied weights": tied_weights(),
     "frozen": half_frozen(),
-    "parametrised": parametrised(),
+    "parametrized": parametrized(),
     "tanh": nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)),
     "dropout": nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
     "relu first": nn.Sequential(nn.ReLU(), nn.Linear(5, 3)),

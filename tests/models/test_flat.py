@@ -204,7 +204,7 @@ def test_built_in_models_run_on_images_and_their_split_holds(make: Any, options:
     assert torch.equal(module(x), module.head(module.embed(x)))  # type: ignore[operator, union-attr]
 
 
-def test_initialisation_is_seeded_and_kaiming_has_its_variances() -> None:
+def test_initialization_is_seeded_and_kaiming_has_its_variances() -> None:
     first, same, other = (construct(CNN, {}, (3, 32, 32), 10, seed, "kaiming") for seed in (1, 1, 2))
     assert torch.equal(FlatModel(first).theta, FlatModel(same).theta)
     assert not torch.equal(FlatModel(first).theta, FlatModel(other).theta)

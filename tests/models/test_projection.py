@@ -107,7 +107,7 @@ def test_sizes_with_a_projection(model: nn.Module, parameters: int) -> None:
     assert FlatModel(model).theta.numel() == parameters
 
 
-def test_the_projection_is_initialised_like_the_other_layers() -> None:
+def test_the_projection_is_initialized_like_the_other_layers() -> None:
     model: Any = construct(CNN, {"projection": 256}, IMAGE, 10, seed=0, init="kaiming")
     probe(model, torch.randn(2, *IMAGE), 10)
     for layer in (model.projection[0], model.projection[2]):

@@ -1,4 +1,4 @@
-"""What clients minimise: targets, teachers, limits, and each loss against its formula."""
+"""What clients minimize: targets, teachers, limits, and each loss against its formula."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from conftest import small_federation, steps_of
 from fedadc.data import from_arrays
 from fedadc.data.batches import Augment, Batch, ClientData, Inputs
-from fedadc.data.dataset import Normalisation, Samples
+from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import FedADC, FedAvg
@@ -386,7 +386,7 @@ def local_with(module: nn.Module, start: Tensor, y: Sequence[int], classes: int,
     """A client with one sample for each label, whose only input is its number."""
     model = FlatModel(module)
     samples = Samples(torch.arange(len(y))[:, None], torch.tensor(y))
-    inputs = Inputs(Normalisation(), model.dtype)
+    inputs = Inputs(Normalization(), model.dtype)
     data = ClientData(samples, np.arange(len(y)), classes, inputs, Augment())
     return Local(model, data, start.reshape(-1), {}, own, 0.1, 1, 1.0, lambda purpose: generator(0, purpose))
 

@@ -28,7 +28,7 @@ from fedadc.rng import generator
 from fedadc.runs.runner import run
 from fedadc.views.local_work import LocalWork
 
-PERSONALISED = [name for name, cls in METHODS.items() if cls.personalised]
+PERSONALIZED = [name for name, cls in METHODS.items() if cls.personalized]
 
 
 def data() -> Dataset:
@@ -93,7 +93,7 @@ def test_what_is_measured(name: str) -> None:
     assert ("test_accuracy" in last.metrics) == ("accuracy" in expected)
 
 
-@pytest.mark.parametrize("name", PERSONALISED)
+@pytest.mark.parametrize("name", PERSONALIZED)
 def test_without_test_samples_nothing_is_measured(name: str) -> None:
     last = list(federation(METHODS[name](), replace(small_federation(), test=None)).rounds(2))[-1]
     assert last.metrics == {}
@@ -103,7 +103,7 @@ def test_one_model_for_all_gives_the_accuracy_of_the_test_set() -> None:
     """Shares are disjoint and together all test samples: what FedAvg's clients would have is its test accuracy."""
 
     class Shown(FedAvg):
-        personalised = True
+        personalized = True
 
     for done in federation(Shown(), data()).rounds(2):
         assert done.metrics["personal_accuracy"] == done.metrics["test_accuracy"]

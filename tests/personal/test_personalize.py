@@ -1,4 +1,4 @@
-"""Personalisation: calibration is the inner loop with the body held still, and nothing else; figures by hand."""
+"""PersonalizationResult: calibration is the inner loop with the body held still, and nothing else; figures by hand."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fedadc.data.batches import Augment
 from fedadc.errors import Diverged, FedadcError
 from fedadc.models import CNN, MLP
 from fedadc.models.vectors import Vector
-from fedadc.personal.calibrate import REGULARIZERS, Calibration, calibrated, part_of
+from fedadc.personal.calibrate import REGULARIZERS, Calibration, calibrated, tuned_part
 from fedadc.personal.folder import personal_state_dict
 from fedadc.personal.personalize import personalize
 from fedadc.personal.request import client_numbers
-from fedadc.personal.results import Count, Row, table_rows
+from fedadc.personal.results import ClientAccuracy, ResultRow, table_rows
 from fedadc.personal.shares import shares_of
 from fedadc.system.determinism import deterministic
 from fedadc.system.signals import Stopped
@@ -102,7 +102,7 @@ def test_calibrating_the_head_is_the_inner_loop_with_the_bodys_gradient_masked(r
     method = calibration.method(regularizer)
     mu = 0.7 if regularizer == "prox" else 0.0
     whole = replace(place, method=Masked(mu=mu, objective=method.objective))
-    part, head = part_of(trained, theta, "head"), trained.model.part("head")
+    part, head = tuned_part(trained, theta, "head"), trained.model.part("head")
     for client in (0, 3, 5):
         steps = int(steps_of(place, np.array([client]))[0])
         with deterministic():
@@ -119,7 +119,7 @@ def test_calibrating_the_head_is_the_inner_loop_with_the_bodys_gradient_masked(r
 
 def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **settings: float) -> list[Tensor]:
     calibration = Calibration(work=WORK, layers=layers, **settings)
-    part = part_of(trained, trained.start().theta, layers)
+    part = tuned_part(trained, trained.start().theta, layers)
     with deterministic():
         seen = [part.seen(trained.data.train, trained.clients[k]) for k in range(len(trained.clients))]
         return [
@@ -152,7 +152,7 @@ def test_the_whole_model_is_tuned_as_local_work_tunes_it() -> None:
     data = fedadc.from_arrays(x, y, (x, y))
     trained = fedadc.Federation(model=net, data=data, clients=3, local=WORK, augment=Augment(crop=1, flip=True))
     theta, place = trained.start().theta, trained.context
-    part = part_of(trained, theta, "all")
+    part = tuned_part(trained, theta, "all")
     with deterministic():
         own = part.seen(data.train, trained.clients[1])
         tuned = calibrated(part, place, 1, own, WORK, fedadc.FedAvg())
@@ -171,7 +171,7 @@ def test_features_are_made_once_and_are_those_of_the_frozen_model() -> None:
             return super().embed(x)
 
     trained = federation(Counting())
-    part = part_of(trained, trained.start().theta, "head")
+    part = tuned_part(trained, trained.start().theta, "head")
     calls.clear()
     own = part.seen(trained.data.train, trained.clients[5])
     with deterministic():
@@ -209,13 +209,13 @@ class Otherwise(Bent):
 def test_a_model_without_a_classifier_of_its_own_can_only_be_tuned_whole(make: Any, words: str) -> None:
     trained = federation(make())
     with pytest.raises(FedadcError, match=words):
-        part_of(trained, trained.start().theta, "head")
+        tuned_part(trained, trained.start().theta, "head")
     assert len(ends(trained, "none", "all")) == 6
 
 
 def test_a_calibration_that_leaves_the_finite_numbers_names_the_client() -> None:
     trained = federation(Bent())
-    part = part_of(trained, trained.start().theta, "head")
+    part = tuned_part(trained, trained.start().theta, "head")
     own = part.seen(trained.data.train, trained.clients[2])
     wild = replace(WORK, clip=None, lr=1e30)
     with deterministic(), pytest.raises(Diverged, match="client 2: calibration has left"):
@@ -227,21 +227,21 @@ def test_a_calibration_that_leaves_the_finite_numbers_names_the_client() -> None
 
 def test_the_figures_of_a_row_by_hand() -> None:
     counts = [
-        Count(0, "0", 9, 10, 9, 5),  # 0.5 -> 0.9
-        Count(1, "1", 9, 2, 1, 2),  # 1.0 -> 0.5
-        Count(2, "2", 9, 4, 3, 3),  # the same
-        Count(3, "3", 9, 0, 0, 0),  # nothing to say
+        ClientAccuracy(0, "0", 9, 10, 9, 5),  # 0.5 -> 0.9
+        ClientAccuracy(1, "1", 9, 2, 1, 2),  # 1.0 -> 0.5
+        ClientAccuracy(2, "2", 9, 4, 3, 3),  # the same
+        ClientAccuracy(3, "3", 9, 0, 0, 0),  # nothing to say
     ]
-    f = Row("r", "none", counts=counts).figures()
+    f = ResultRow("r", "none", counts=counts).figures()
     assert (f.clients, f.tested) == (4, 3)
     assert f.global_mean == pytest.approx(0.75) and f.personal_mean == pytest.approx((0.9 + 0.5 + 0.75) / 3)
     assert f.global_std == pytest.approx(0.25)
     assert (f.global_cumulative, f.personal_cumulative) == (10 / 16, 13 / 16)
     assert (f.gained, f.lost) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    alone = Row("r", "own", counts=[replace(c, right_global=None) for c in counts])
+    alone = ResultRow("r", "own", counts=[replace(c, right_global=None) for c in counts])
     assert (alone.figures().global_mean, alone.figures().gained, alone.figures().tested) == (None, None, 3)
     assert table_rows([alone])[1] == [["r, own", "3", "–", "71.7 ± 20.2", "– → 81.2", "–", "–"]]
-    empty = Row("r", "none", counts=counts[3:]).figures()
+    empty = ResultRow("r", "none", counts=counts[3:]).figures()
     assert (empty.tested, empty.personal_mean, empty.personal_cumulative, empty.lost) == (0, None, None, None)
 
 
@@ -376,7 +376,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(run: Path, monkeypatch: 
     def full(files: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedadc.personal.folder.write_all_durably", full)
+    monkeypatch.setattr("fedadc.personal.folder.write_files", full)
     with pytest.raises(FedadcError, match=r"cannot write to .*personal \(No space left on device\)"):
         personalize(run, regularizers="prox")
     assert contents(run) == before and not list(run.glob("personal*"))
@@ -474,7 +474,7 @@ def test_a_method_with_models_of_its_own_starts_from_no_other(tmp_path: Path) ->
 
 
 def test_what_else_a_run_had_does_not_matter(tmp_path: Path) -> None:
-    """A clock's trace may be gone, and how vectors travelled, who took part and who averaged is over."""
+    """A clock's trace may be gone, and how vectors traveled, who took part and who averaged is over."""
     trace = tmp_path / "sites.csv"
     trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
     extras = {"clock": {"trace": str(trace)}, "communication": {"downlink": "overlap", "uplink": "top_k"},
@@ -613,7 +613,7 @@ def test_a_table_with_clients_that_have_changed(tmp_path: Path) -> None:
         ({"regularizers": ["l2"]}, "none, prox or confidence, not 'l2'"),
         ({"layers": "tail"}, "head or all, not 'tail'"),
         ({"model": "server"}, "has no model-server.safetensors: .* beside its own; it has none"),
-        ({"colour": 1}, "no argument colour"),
+        ({"color": 1}, "no argument color"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(trained_run: Path, asked: dict[str, Any], words: str) -> None:

@@ -22,7 +22,15 @@ from conftest import small_federation
 from fedadc.config.settings import Checkpointing
 from fedadc.errors import CannotResume, FedadcError
 from fedadc.methods import METHODS, PAIRS
-from fedadc.runs.checkpoint import Manifest, Mark, Pace, Unusable, _canonical, _opened, _sealed
+from fedadc.runs.checkpoint import (
+    CheckpointTimer,
+    FilePrefix,
+    Manifest,
+    UnusableCheckpoint,
+    _canonical,
+    _decoded,
+    _encoded,
+)
 from fedadc.system.files import checksum
 from snapshots import CONFIG, outcome, run_with_snapshots
 
@@ -280,29 +288,29 @@ def test_metrics_that_lost_rounds_are_noticed(damage: Callable[[Path], None], tm
 @given(st.data())
 def test_no_manifest_does_harm(data: st.DataObject) -> None:
     """Whatever bytes it has: the manifest that was written, or a reason why not."""
-    whole = Manifest(1, 7, 9, "c", "d", "s", Mark(10, "m"), [(3, 7, "x"), (4, 2, "y")])
-    content = bytearray(_sealed(whole))
+    whole = Manifest(1, 7, 9, "c", "d", "s", FilePrefix(10, "m"), [(3, 7, "x"), (4, 2, "y")])
+    content = bytearray(_encoded(whole))
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     cut = data.draw(st.integers(0, len(content)))
     for candidate in (bytes(content), bytes(content[:cut])):
         try:
-            assert _opened(candidate) == whole
-        except Unusable as reason:
+            assert _decoded(candidate) == whole
+        except UnusableCheckpoint as reason:
             assert "\n" not in str(reason)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_no_value_in_a_sealed_manifest_does_harm(value: Any) -> None:
     """With a seal that is right, as a stranger could make it."""
-    whole = asdict(Manifest(1, 7, 9, "c", "d", "s", Mark(10, "m"), [(3, 7, "x")]))
+    whole = asdict(Manifest(1, 7, 9, "c", "d", "s", FilePrefix(10, "m"), [(3, 7, "x")]))
     for key in whole:
         tree = {**whole, key: value}
         try:
-            found = _opened(json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode())
-            assert isinstance(getattr(found, key), type(whole[key]) if key != "metrics" else Mark)
-        except Unusable:
+            found = _decoded(json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode())
+            assert isinstance(getattr(found, key), type(whole[key]) if key != "metrics" else FilePrefix)
+        except UnusableCheckpoint:
             pass
 
 
@@ -333,7 +341,7 @@ def test_by_time_a_checkpoint_costs_at_most_two_percent(monkeypatch: pytest.Monk
     now = 1000.0
     monkeypatch.setattr("fedadc.runs.checkpoint.time.monotonic", lambda: now)
     for cost in (0.01, 0.5, 3.0):
-        pace, written, lost = Pace(Checkpointing(seconds=30)), 0.0, 0.0
+        pace, written, lost = CheckpointTimer(Checkpointing(seconds=30)), 0.0, 0.0
         begin = last = now
         for round in range(1, 4000):
             now += 0.7
@@ -347,7 +355,7 @@ def test_by_time_a_checkpoint_costs_at_most_two_percent(monkeypatch: pytest.Monk
 
 
 def test_every_k_rounds(tmp_path: Path) -> None:
-    pace = Pace(Checkpointing(every=3))
+    pace = CheckpointTimer(Checkpointing(every=3))
     assert [t for t in range(1, 10) if pace.due(t)] == [3, 6, 9]
     for settings in ({"every": 0}, {"seconds": -1.0}, {"seconds": float("inf")}):
         with pytest.raises(FedadcError, match="checkpoint"):

@@ -25,7 +25,7 @@ from fedadc.errors import CannotResume, FedadcError
 from fedadc.runs.directory import RunDirectory
 from fedadc.runs.evaluate import evaluate_run
 from fedadc.runs.runner import execute
-from fedadc.system.files import locked
+from fedadc.system.files import folder_lock
 from fedadc.system.signals import Stopped
 from fedadc.training.client_states import Storage
 from snapshots import CONFIG, outcome, run_with_snapshots
@@ -185,7 +185,7 @@ def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> Non
         nonlocal inside, most, refused, held
         for _ in range(200):
             try:
-                with locked(tmp_path):
+                with folder_lock(tmp_path):
                     inside += 1
                     most, held = max(most, inside), held + 1
                     inside -= 1

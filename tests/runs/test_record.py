@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedadc
-from fedadc.analysis.compare import summarise
+from fedadc.analysis.compare import summarize
 from fedadc.errors import FedadcError
 from fedadc.runs.evaluate import evaluate_run
 from fedadc.runs.record import read_run
@@ -45,7 +45,7 @@ def _clean() -> Any:
 
 def read_all(path: Path) -> None:
     run = read_run(path)
-    summarise([run])
+    summarize([run])
     run.stopped()
     run.config()
 

@@ -17,7 +17,7 @@ from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError
 from fedadc.rng import generator
 from fedadc.selections import Covering, sampling
-from fedadc.selections.reports import Classes, Counts, Holdings, missing
+from fedadc.selections.reports import KnownLabels, ReportedClasses, ReportedCounts, missing
 from fedadc.selections.sampling import COLDER, acceptance, by_rejection, cohorts_of, looks, swapped
 
 CROSSED = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1]])  # only {0, 1} and {2, 3} cover
@@ -37,8 +37,8 @@ CASES = {"crossed": (CROSSED, 2, 1), "unequal": (UNEQUAL, 3, 1), "twice": (TWICE
 each_case = pytest.mark.parametrize(("counts", "size", "at_least"), CASES.values(), ids=CASES)
 
 
-def held(counts: Array, at_least: int = 1) -> Holdings:
-    return Classes.of(counts > 0) if at_least == 1 else Counts.of(counts, at_least)
+def held(counts: Array, at_least: int = 1) -> KnownLabels:
+    return ReportedClasses.of(counts > 0) if at_least == 1 else ReportedCounts.of(counts, at_least)
 
 
 def all_cohorts(clients: int, size: int) -> list[tuple[int, ...]]:

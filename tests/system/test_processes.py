@@ -74,11 +74,11 @@ def test_the_environment_is_the_users_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 INTERRUPTED = """
 import os, signal, subprocess, sys
-from fedadc.system.processes import interrupts_wait
+from fedadc.system.processes import blocked_interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 child = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('lives')"
 try:
-    with interrupts_wait():
+    with blocked_interrupts():
         started = subprocess.Popen([sys.executable, "-c", child])
         os.kill(os.getpid(), signal.SIGINT)
         assert started.wait() == 0
@@ -94,7 +94,7 @@ def test_an_interrupt_that_comes_while_a_process_is_started_is_neither_lost_nor_
 
 
 def test_getting_ready_does_not_import_torch() -> None:
-    code = "import sys, fedadc.system.processes as p; p.get_ready(); assert 'torch' not in sys.modules"
+    code = "import sys, fedadc.system.processes as p; p.start_process_server(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

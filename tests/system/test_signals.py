@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from fedadc.system.signals import SIGNALS, Stopped, asked_by, held_back, stopping_on_signals
+from fedadc.system.signals import SIGNALS, Stopped, deferred_signals, last_signal, stopping_on_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -18,15 +18,15 @@ def test_a_signal_stops_what_is_under_way(number: int) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals():
         os.kill(os.getpid(), number)
-    assert isinstance(caught.value, Stopped) and caught.value.number == number == asked_by()
+    assert isinstance(caught.value, Stopped) and caught.value.number == number == last_signal()
     assert signal.getsignal(number) is before
 
 
 def test_a_signal_waits_until_a_step_is_done() -> None:
     done = []
     with pytest.raises(Stopped), stopping_on_signals():
-        with held_back():
-            with held_back():
+        with deferred_signals():
+            with deferred_signals():
                 os.kill(os.getpid(), signal.SIGTERM)
                 done.append("inner")
             done.append("outer")
@@ -36,9 +36,9 @@ def test_a_signal_waits_until_a_step_is_done() -> None:
 
 def test_a_second_signal_does_not_disturb_the_end() -> None:
     with pytest.raises(ZeroDivisionError), stopping_on_signals():
-        with held_back(for_good=True):
+        with deferred_signals(for_good=True):
             os.kill(os.getpid(), signal.SIGTERM)
-        with held_back():
+        with deferred_signals():
             pass  # it was answered
         raise ZeroDivisionError
 
@@ -59,7 +59,7 @@ def test_a_signal_that_python_drops_is_heard_at_the_next_step() -> None:
             Fragile()
             gc.collect()
         reached = True
-        with held_back():
+        with deferred_signals():
             pass
     assert reached
 
@@ -82,7 +82,7 @@ def test_other_threads_do_without() -> None:
     ended = []
 
     def work() -> None:
-        with stopping_on_signals(), held_back():
+        with stopping_on_signals(), deferred_signals():
             ended.append(True)
 
     thread = threading.Thread(target=work)

@@ -1,18 +1,15 @@
-"""Your own data: arrays, tensors, a torch Dataset, an .npz file, a folder of images per class."""
+"""Your own data from memory: arrays, tensors, a torch Dataset, one pair of arrays per client."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
-from fedadc.data.loaders.images import read_images
-from fedadc.data.loaders.npz import read_npz
+from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.errors import FedadcError, require
 
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
@@ -26,7 +23,7 @@ def from_arrays(
     owners: Any = None,
     test_owners: Any = None,
     name: str = "arrays",
-    normalisation: Normalisation | None = None,
+    normalization: Normalization | None = None,
 ) -> Dataset:
     """A data set from inputs and labels; `owners` is the client id of every training sample, `test_owners` of every
     test sample.
@@ -38,15 +35,15 @@ def from_arrays(
     classes, codes = np.unique(labels, return_inverse=True)
     require(len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.")
     if owners is not None:
-        owners = _owners(owners, len(labels), name)
-    if normalisation is None:
-        normalisation = Normalisation(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
+        owners = checked_owners(owners, len(labels), name)
+    if normalization is None:
+        normalization = Normalization(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
     samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
     names = tuple(str(c) for c in classes)
     held = None if test is None else samples_like(names, *test, name)
     if test_owners is not None:
-        test_owners = _owners(test_owners, 0 if held is None else len(held), name)
-    return Dataset(name, samples, names, held, normalisation=normalisation, owners=owners, test_owners=test_owners)
+        test_owners = checked_owners(test_owners, 0 if held is None else len(held), name)
+    return Dataset(name, samples, names, held, normalization=normalization, owners=owners, test_owners=test_owners)
 
 
 def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
@@ -71,7 +68,7 @@ def from_clients(
     *,
     tests: Sequence[Pair] | None = None,
     name: str = "clients",
-    normalisation: Normalisation | None = None,
+    normalization: Normalization | None = None,
 ) -> Dataset:
     """A natural federation: one pair of inputs and labels per client; `tests` has its own test pair of each."""
     require(len(clients) > 0, "from_clients needs at least one client.")
@@ -85,7 +82,7 @@ def from_clients(
         require(len(tests) == len(clients), f"from_clients has {counts}; it needs one of each.")
         held_x, held_y, test_owners = _joined(tests, name, "test ")
         test = held_x, held_y
-    return from_arrays(x, y, test, owners=owners, test_owners=test_owners, name=name, normalisation=normalisation)
+    return from_arrays(x, y, test, owners=owners, test_owners=test_owners, name=name, normalization=normalization)
 
 
 def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array, Array]:
@@ -117,80 +114,6 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
 
     x, y = stacked(train)
     return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name)
-
-
-def npz(path: Path, test: Path | None = None) -> Dataset:
-    """your own arrays: x, y, and where you have them x_test, y_test, client, client_test"""
-    arrays = read_npz(path)
-    held, held_by = None, arrays.get("client_test")
-    if test is not None:
-        more = read_npz(test)
-        held, held_by = _pair(more, test, ("", "_test")), more.get("client" if "x" in more else "client_test")
-    elif {"x_test", "y_test"} & arrays.keys():
-        held = _pair(arrays, path, ("_test",))
-    train, owners = _pair(arrays, path, ("", "_train")), arrays.get("client")
-    return from_arrays(*train, held, owners=owners, test_owners=held_by, name=path.name)
-
-
-def npz_like(path: Path, like: Dataset) -> Dataset:
-    """An .npz with the classes and the kind of numbers of a data set that is known."""
-    arrays = read_npz(path)
-
-    def samples(*endings: str) -> Samples:
-        found = samples_like(like.classes, *_pair(arrays, path, endings), path.name)
-        number = like.train.x.dtype
-        both = found.x.is_floating_point() and number.is_floating_point
-        return Samples(found.x.to(number), found.y) if both else found
-
-    train = samples("", "_train")
-    test = samples("_test") if {"x_test", "y_test"} & arrays.keys() else None
-    owners, test_owners = (
-        None if ids is None else _owners(ids, 0 if part is None else len(part), path.name)
-        for ids, part in ((arrays.get("client"), train), (arrays.get("client_test"), test))
-    )
-    return Dataset(
-        path.name, train, like.classes, test, None, like.normalisation, owners=owners, test_owners=test_owners
-    )
-
-
-def _pair(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pair:
-    for ending in endings:
-        if f"x{ending}" in arrays and f"y{ending}" in arrays:
-            return arrays[f"x{ending}"], arrays[f"y{ending}"]
-    wanted = " or ".join(f"x{e} and y{e}" for e in endings)
-    raise FedadcError(f"{path} needs arrays {wanted}; it has {', '.join(list(arrays)[:10]) or 'none'}.")
-
-
-def read_more(path: Path, like: Dataset) -> Samples:
-    """Samples from an .npz or a folder of images, with the classes and the shape of a data set."""
-    if path.is_dir():
-        path = path / "test" if (path / "test").is_dir() else path
-        require(
-            len(like.input_shape) == 3, f"{path} holds images, but the model was trained on {list(like.input_shape)}."
-        )
-        channels, height, width = like.input_shape
-        x, y = read_images(path, (width, height))
-        x = np.repeat(x, channels, axis=1) if x.shape[1] == 1 else x
-    else:
-        x, y = _pair(read_npz(path), path, ("", "_test"))
-    return samples_like(like.classes, x, y, path.name)
-
-
-def folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
-    """your own images: one folder per class, or train/ and test/ with one folder per class each"""
-    require(path.is_dir(), f"data.path: there is no folder {path}.")
-    name = path.name
-    if test is None and (path / "test").is_dir() and (path / "train").is_dir():
-        path, test = path / "train", path / "test"
-    require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
-    pixels = None if size is None else (size, size)
-    train = read_images(path, pixels)
-    held = read_images(test, pixels) if test is not None else None
-    if held is not None and held[0].shape[1] != train[0].shape[1]:  # grey beside colour
-        train, held = (
-            (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, held)
-        )
-    return from_arrays(*train, held, name=name)
 
 
 def _inputs(x: Any, name: str, which: str) -> Tensor:
@@ -234,7 +157,7 @@ def _labels(y: Any, name: str) -> Array:
     return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
 
 
-def _owners(owners: Any, samples: int, name: str) -> Array:
+def checked_owners(owners: Any, samples: int, name: str) -> Array:
     """The client id of every sample: numbers or strings that can be sorted."""
     try:
         ids = np.asarray(owners)

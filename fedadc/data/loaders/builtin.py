@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedadc.data.dataset import Array, Dataset, Normalisation, Samples
+from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.data.loaders.download import SOURCES, check_md5, find, locate
-from fedadc.data.loaders.limits import require_fair
+from fedadc.data.loaders.limits import require_proportionate
 from fedadc.errors import FedadcError, one_line, require, require_file
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -31,28 +31,28 @@ def digits() -> Dataset:
     """scikit-learn's handwritten digits, 8×8; no test part of its own"""
     with package_files("fedadc.data.loaders").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
         samples = _samples(arrays["x"], arrays["y"])
-    return Dataset("digits", samples, DIGIT_CLASSES, normalisation=Normalisation(scale=16.0))
+    return Dataset("digits", samples, DIGIT_CLASSES, normalization=Normalization(scale=16.0))
 
 
 def mnist(data_dir: Path | None) -> Dataset:
     """handwritten digits, 28×28, 60,000 and 10,000"""
-    return _from_idx("mnist", data_dir, DIGIT_CLASSES, Normalisation(255.0, (0.1307,), (0.3081,)))
+    return _from_idx("mnist", data_dir, DIGIT_CLASSES, Normalization(255.0, (0.1307,), (0.3081,)))
 
 
 def fashion_mnist(data_dir: Path | None) -> Dataset:
     """clothing, 28×28, 60,000 and 10,000"""
-    return _from_idx("fashion_mnist", data_dir, FASHION_CLASSES, Normalisation(255.0, (0.2860,), (0.3530,)))
+    return _from_idx("fashion_mnist", data_dir, FASHION_CLASSES, Normalization(255.0, (0.2860,), (0.3530,)))
 
 
 def cifar10(data_dir: Path | None) -> Dataset:
-    """colour photographs, 32×32, 10 classes, 50,000 and 10,000"""
-    constants = Normalisation(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    """color photographs, 32×32, 10 classes, 50,000 and 10,000"""
+    constants = Normalization(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     return _from_cifar("cifar10", data_dir, 1, CIFAR10_CLASSES, constants)
 
 
 def cifar100(data_dir: Path | None) -> Dataset:
-    """colour photographs, 32×32, 100 classes, 50,000 and 10,000"""
-    constants = Normalisation(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    """color photographs, 32×32, 100 classes, 50,000 and 10,000"""
+    constants = Normalization(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     return _from_cifar("cifar100", data_dir, 2, tuple(map(str, range(100))), constants)
 
 
@@ -60,13 +60,13 @@ def _samples(x: Array, y: Array) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
 
 
-def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], constants: Normalisation) -> Dataset:
+def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], constants: Normalization) -> Dataset:
     folder = find(name, data_dir)
     arrays = [read_idx(path) for file in SOURCES[name].files if (path := locate(folder, file))]
     for images, labels in (arrays[:2], arrays[2:]):
         require(images.ndim == 3 and labels.ndim == 1, f"{folder}: images must have 3 dimensions and labels 1.")
     parts = [_samples(images[:, None], labels) for images, labels in (arrays[:2], arrays[2:])]
-    return Dataset(name, parts[0], classes, test=parts[1], normalisation=constants)
+    return Dataset(name, parts[0], classes, test=parts[1], normalization=constants)
 
 
 def read_idx(path: Path) -> Array:
@@ -79,7 +79,9 @@ def read_idx(path: Path) -> Array:
             size, stored = math.prod(shape), path.stat().st_size
             declared = f"{' × '.join(map(str, shape))} bytes"
             if zipped:
-                require_fair(size, stored, f"{path}, by its header {declared},", "if that is meant, unpack it first")
+                require_proportionate(
+                    size, stored, f"{path}, by its header {declared},", "if that is meant, unpack it first"
+                )
             stream.seek(4 + 4 * len(shape))
             body = bytearray(stream.read((size if zipped else min(size, stored)) + 1))  # writable, as tensors must be
     except (OSError, EOFError, zlib.error) as error:
@@ -102,7 +104,7 @@ def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
 
 
 def _from_cifar(
-    name: str, data_dir: Path | None, label_bytes: int, classes: tuple[str, ...], constants: Normalisation
+    name: str, data_dir: Path | None, label_bytes: int, classes: tuple[str, ...], constants: Normalization
 ) -> Dataset:
     folder = find(name, data_dir)
     parts: dict[bool, list[tuple[Array, Array]]] = {False: [], True: []}
@@ -117,7 +119,7 @@ def _from_cifar(
         _samples(np.concatenate([x for x, _ in part]), np.concatenate([y for _, y in part]))
         for part in (parts[False], parts[True])
     )
-    return Dataset(name, train, classes, test=test, normalisation=constants)
+    return Dataset(name, train, classes, test=test, normalization=constants)
 
 
 def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 """A CSV table with a label column and, for a natural federation, a client column.
 
 What is done to the columns is the same for every client and taken from the config and the column names, never from
-statistics of pooled data: a number is (value - centre) / spread with the constants of `data.scale`, else as it stands;
-a missing number becomes the centre and sets a second column that says so; a text column becomes one column per
+statistics of pooled data: a number is (value - center) / spread with the constants of `data.scale`, else as it stands;
+a missing number becomes the center and sets a second column that says so; a text column becomes one column per
 category, a missing text its own category. The notes of the data set state it column by column.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from fedadc.data.dataset import Array, Dataset
 from fedadc.data.loaders.arrays import from_arrays
-from fedadc.data.loaders.limits import require_fair
+from fedadc.data.loaders.limits import require_proportionate
 from fedadc.errors import FedadcError, one_line, require, require_file, unknown
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
@@ -37,7 +37,7 @@ class Column:
     name: str
     categories: tuple[str, ...] | None  # None: a number
     has_missing: bool
-    centre: float = 0.0
+    center: float = 0.0
     spread: float = 1.0
     scaled: bool = False
 
@@ -55,14 +55,14 @@ class Column:
                 if at is not None:
                     hot[row, at] = 1
             return hot
-        numbers = np.full(len(values), self.centre)
+        numbers = np.full(len(values), self.center)
         for row in np.flatnonzero(~missing).tolist():
             number = _number(values[row])
             if number is None:
                 shown = reprlib.repr(values[row])
                 raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {shown} is not a number.")
             numbers[row] = number
-        scaled = ((numbers - self.centre) / self.spread).astype(np.float32)[:, None]
+        scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
         return np.hstack([scaled, missing[:, None].astype(np.float32)]) if self.has_missing else scaled
 
     def describe(self, values: Sequence[str]) -> str:
@@ -71,11 +71,11 @@ class Column:
         numbers = np.fromiter((n for v in values if (n := _number(v)) is not None), dtype=np.float64)
         low, high = (numbers.min(), numbers.max()) if len(numbers) else (0, 0)
         text = f"{self.name}: number, {low:g} to {high:g}"
-        text += f", scaled by ({self.centre:g}, {self.spread:g})" if self.scaled else ", not scaled"
+        text += f", scaled by ({self.center:g}, {self.spread:g})" if self.scaled else ", not scaled"
         return text + (", missing values marked" if self.has_missing else "")
 
 
-def table(
+def csv_table(
     path: Path,
     label: str,
     client: str | None = None,
@@ -107,7 +107,7 @@ def table(
     if wide:
         notes.append(
             f"{', '.join(wide)} reaches beyond ±10 and is not scaled: training may be slow or diverge; give "
-            f"data.scale, e.g. {{{wide[0]}: [centre, spread]}}"
+            f"data.scale, e.g. {{{wide[0]}: [center, spread]}}"
         )
     return replace(data, notes=tuple(notes))
 
@@ -153,7 +153,7 @@ def _features(path: Path, columns: Sequence[Column], values: Mapping[str, Sequen
     rows = len(values[columns[0].name])
     widths = [column.width for column in columns]
     widest = columns[int(np.argmax(widths))]
-    require_fair(
+    require_proportionate(
         4 * rows * sum(widths),
         path.stat().st_size,
         f"{path}: {sum(widths)} features of {rows} rows, {widest.width} of them for column {widest.name},",
@@ -181,7 +181,7 @@ def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Se
     constants = scale[name]
     require(
         len(constants) == 2 and constants[1] > 0,
-        f"data.scale.{name} must be [centre, spread] with a spread above 0, not {list(constants)}.",
+        f"data.scale.{name} must be [center, spread] with a spread above 0, not {list(constants)}.",
     )
     return Column(name, None, gap, constants[0], constants[1], scaled=True)
 
@@ -201,7 +201,7 @@ def _texts(values: Sequence[str], path: Path, what: str) -> Array:
     """NumPy gives every text the room of the longest."""
     stripped = [v.strip() for v in values]
     longest = max(range(len(stripped)), key=lambda row: len(stripped[row]))
-    require_fair(
+    require_proportionate(
         4 * len(stripped) * len(stripped[longest]),
         path.stat().st_size,
         f"{path}, row {longest + 2}: a {what} of {len(stripped[longest])} characters",

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedadc.data.dataset import Array
-from fedadc.data.loaders.limits import require_fair
+from fedadc.data.dataset import Array, Dataset
+from fedadc.data.loaders.arrays import from_arrays
+from fedadc.data.loaders.limits import require_proportionate
 from fedadc.errors import FedadcError, one_line, require
 
 if TYPE_CHECKING:
@@ -20,6 +21,23 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # Pillow would start Ghostscript for an EPS called .png
+
+
+def image_folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
+    """your own images: one folder per class, or train/ and test/ with one folder per class each"""
+    require(path.is_dir(), f"data.path: there is no folder {path}.")
+    name = path.name
+    if test is None and (path / "test").is_dir() and (path / "train").is_dir():
+        path, test = path / "train", path / "test"
+    require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
+    pixels = None if size is None else (size, size)
+    train = read_images(path, pixels)
+    held = read_images(test, pixels) if test is not None else None
+    if held is not None and held[0].shape[1] != train[0].shape[1]:  # gray beside color
+        train, held = (
+            (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, held)
+        )
+    return from_arrays(*train, held, name=name)
 
 
 def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Array]:
@@ -50,7 +68,7 @@ def _read_all(
             if not images:
                 width, height = pixels or image.size
                 asked, how = 3 * width * height * len(found), f"{len(found)} images of {width}×{height} pixels"
-                require_fair(asked, sum(sizes), f"{path}: {how}", "set a smaller data.size")
+                require_proportionate(asked, sum(sizes), f"{path}: {how}", "set a smaller data.size")
             images.append(_decoded(image, file, pixels))
         require(
             images[-1].shape[:2] == images[0].shape[:2],
@@ -87,7 +105,9 @@ def _opened(file: Path, size: int) -> Iterator[Image]:
     try:
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
-            require_fair(3 * width * height, size, f"{file}, by its header {width}×{height} pixels,", "scale it down")
+            require_proportionate(
+                3 * width * height, size, f"{file}, by its header {width}×{height} pixels,", "scale it down"
+            )
             yield image
     except FedadcError:
         raise

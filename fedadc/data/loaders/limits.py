@@ -8,7 +8,7 @@ ALWAYS = 64 << 20  # bytes that any machine has to spare
 RATIO = 100  # honest pixels and tables shrink 2 to 50 times; deflate can pretend up to 1,032
 
 
-def require_fair(asked: int, stored: int, what: str, remedy: str) -> None:
+def require_proportionate(asked: int, stored: int, what: str, remedy: str) -> None:
     """Refuse what grows out of proportion in memory, by what it says of itself."""
     require(
         asked <= max(ALWAYS, RATIO * stored),

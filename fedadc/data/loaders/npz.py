@@ -1,4 +1,4 @@
-"""The arrays of an .npz file: every size in it is checked before room is made, and nothing in it is ever run."""
+"""Data from an .npz file. Every size is checked before memory is allocated, and nothing in it is ever executed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,55 @@ from typing import IO
 
 import numpy as np
 
-from fedadc.data.dataset import Array
-from fedadc.data.loaders.limits import require_fair
+from fedadc.data.dataset import Array, Dataset, Samples
+from fedadc.data.loaders.arrays import Pair, checked_owners, from_arrays, samples_like
+from fedadc.data.loaders.limits import require_proportionate
 from fedadc.errors import FedadcError, one_line, require, require_file
 
 MOST_MEMBERS = 1000  # a data set has seven
 LONGEST_HEADER = 4096  # characters; the header of a plain array has about a hundred
+
+
+def npz(path: Path, test: Path | None = None) -> Dataset:
+    """your own arrays: x, y, and where you have them x_test, y_test, client, client_test"""
+    arrays = read_npz(path)
+    held, held_by = None, arrays.get("client_test")
+    if test is not None:
+        more = read_npz(test)
+        held, held_by = pair_in(more, test, ("", "_test")), more.get("client" if "x" in more else "client_test")
+    elif {"x_test", "y_test"} & arrays.keys():
+        held = pair_in(arrays, path, ("_test",))
+    train, owners = pair_in(arrays, path, ("", "_train")), arrays.get("client")
+    return from_arrays(*train, held, owners=owners, test_owners=held_by, name=path.name)
+
+
+def npz_like(path: Path, like: Dataset) -> Dataset:
+    """An .npz with the classes and the kind of numbers of a data set that is known."""
+    arrays = read_npz(path)
+
+    def samples(*endings: str) -> Samples:
+        found = samples_like(like.classes, *pair_in(arrays, path, endings), path.name)
+        number = like.train.x.dtype
+        both = found.x.is_floating_point() and number.is_floating_point
+        return Samples(found.x.to(number), found.y) if both else found
+
+    train = samples("", "_train")
+    test = samples("_test") if {"x_test", "y_test"} & arrays.keys() else None
+    owners, test_owners = (
+        None if ids is None else checked_owners(ids, 0 if part is None else len(part), path.name)
+        for ids, part in ((arrays.get("client"), train), (arrays.get("client_test"), test))
+    )
+    return Dataset(
+        path.name, train, like.classes, test, None, like.normalization, owners=owners, test_owners=test_owners
+    )
+
+
+def pair_in(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pair:
+    for ending in endings:
+        if f"x{ending}" in arrays and f"y{ending}" in arrays:
+            return arrays[f"x{ending}"], arrays[f"y{ending}"]
+    wanted = " or ".join(f"x{e} and y{e}" for e in endings)
+    raise FedadcError(f"{path} needs arrays {wanted}; it has {', '.join(list(arrays)[:10]) or 'none'}.")
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -38,7 +81,7 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     require(
         len(found) <= MOST_MEMBERS, f"{path} holds {len(found)} arrays; a data set has no more than {MOST_MEMBERS}."
     )
-    require_fair(
+    require_proportionate(
         sum(member.file_size for member in found),
         path.stat().st_size,
         str(path),
@@ -50,7 +93,8 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         require(name not in members, f"{path} holds the array {reprlib.repr(name)} twice.")
         require(
             member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED),  # others unpack without a limit
-            f"{path}: array {reprlib.repr(name)} is packed in a way that NumPy does not use; write it with np.savez.",
+            f"{path}: array {reprlib.repr(name)} is compressed in a way that NumPy does not use; "
+            "save it with np.savez.",
         )
         members[name] = member
     return members

@@ -13,8 +13,11 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from fedadc.data import Dataset, Normalisation, from_arrays, from_clients, from_torch
-from fedadc.data.loaders.arrays import folder, npz, read_more, samples_like
+from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_torch
+from fedadc.data.loaders.arrays import samples_like
+from fedadc.data.loaders.images import image_folder
+from fedadc.data.loaders.npz import npz
+from fedadc.data.loaders.samples import read_samples
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError
 
@@ -44,7 +47,7 @@ def test_dtypes(dtype: type, kept: torch.dtype, as_tensor: bool) -> None:
     data = from_arrays(torch.from_numpy(x) if as_tensor else x, Y)
     assert data.train.x.dtype == kept and data.train.y.dtype == torch.int64
     assert np.array_equal(data.train.x.numpy(), x) and data.input_shape == (1, 2, 2)
-    assert data.normalisation == Normalisation(scale=255.0 if dtype is np.uint8 else 1.0)
+    assert data.normalization == Normalization(scale=255.0 if dtype is np.uint8 else 1.0)
 
 
 def test_lists_and_strided_arrays_are_taken_as_they_read() -> None:
@@ -84,11 +87,11 @@ def test_integers_count_classes_that_have_names() -> None:
     refused(lambda: samples_like(("ant", "cat"), X[:3], [2, 0, 1], "more"), "more", "2", "does not occur in training")
 
 
-def test_owners_and_normalisation_are_kept() -> None:
-    constants = Normalisation(2.0, (0.1,), (0.2,))
-    data = from_arrays(X, Y, owners=["b", "a", "b", "a", "a", "c"], name="mine", normalisation=constants)
+def test_owners_and_normalization_are_kept() -> None:
+    constants = Normalization(2.0, (0.1,), (0.2,))
+    data = from_arrays(X, Y, owners=["b", "a", "b", "a", "a", "c"], name="mine", normalization=constants)
     assert data.owners.tolist() == ["b", "a", "b", "a", "a", "c"]
-    assert (data.name, data.normalisation) == ("mine", constants)
+    assert (data.name, data.normalization) == ("mine", constants)
 
 
 def with_bad(value: float, at: int) -> np.ndarray:
@@ -328,33 +331,33 @@ def test_files_that_are_no_npz_are_refused_with_their_name(tmp_path: Path) -> No
 # Folders of images
 
 
-def image(path: Path, colour: bool = False, size: tuple[int, int] = (4, 4), value: int = 100) -> Path:
-    """An image of one value (red where it has colours), size = (width, height), without loss."""
+def image(path: Path, color: bool = False, size: tuple[int, int] = (4, 4), value: int = 100) -> Path:
+    """An image of one value (red where it has colors), size = (width, height), without loss."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels: Any = (value, 0, 0) if colour else value
-    Image.new("RGB" if colour else "L", size, pixels).save(path)
+    pixels: Any = (value, 0, 0) if color else value
+    Image.new("RGB" if color else "L", size, pixels).save(path)
     return path
 
 
-def pictures(root: Path, colour: dict[str, bool] | None = None) -> Path:
+def pictures(root: Path, color: dict[str, bool] | None = None) -> Path:
     """Two images each of cats and dogs, with values 10, 11, 20, 21."""
     for k, name in enumerate(["cat", "dog"]):
         for i in range(2):
-            image(root / name / f"{i}.png", (colour or {}).get(name, False), value=10 * (k + 1) + i)
+            image(root / name / f"{i}.png", (color or {}).get(name, False), value=10 * (k + 1) + i)
     return root
 
 
 @pytest.mark.parametrize(
-    ("colour", "channels"), [({}, 1), ({"cat": True, "dog": True}, 3), ({"dog": True}, 3)], ids=["grey", "rgb", "mixed"]
+    ("color", "channels"), [({}, 1), ({"cat": True, "dog": True}, 3), ({"dog": True}, 3)], ids=["gray", "rgb", "mixed"]
 )
-def test_folder_of_images(tmp_path: Path, colour: dict[str, bool], channels: int) -> None:
-    data = folder(pictures(tmp_path / "pets", colour))
+def test_folder_of_images(tmp_path: Path, color: dict[str, bool], channels: int) -> None:
+    data = image_folder(pictures(tmp_path / "pets", color))
     assert data.name == "pets" and data.classes == ("cat", "dog") and data.train.y.tolist() == [0, 0, 1, 1]
     assert data.train.x.shape == (4, channels, 4, 4) and data.train.x.dtype == torch.uint8
-    assert data.normalisation.scale == 255.0 and data.test is None
+    assert data.normalization.scale == 255.0 and data.test is None
     first = data.train.x[:, :, 0, 0].tolist()
     for k, name in enumerate(["cat", "dog"]):
-        red = colour.get(name, False)
+        red = color.get(name, False)
         for i in range(2):
             value = 10 * (k + 1) + i
             assert first[2 * k + i] == ([value, 0, 0] if red else [value] * channels)
@@ -367,19 +370,19 @@ def test_every_pixel_is_where_it_was(tmp_path: Path, channels: int) -> None:
     for name, array in zip("ab", pixels, strict=True):
         (tmp_path / name).mkdir()
         Image.fromarray(array.squeeze()).save(tmp_path / name / "1.png")
-    assert np.array_equal(folder(tmp_path).train.x.numpy(), pixels.transpose(0, 3, 1, 2))
+    assert np.array_equal(image_folder(tmp_path).train.x.numpy(), pixels.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("colour", [{}, {"cat": True}])
-def test_train_and_test_folders(tmp_path: Path, colour: dict[str, bool]) -> None:
-    """Also where one of the two is grey and the other has colours."""
-    pictures(tmp_path / "train", colour)
+@pytest.mark.parametrize("color", [{}, {"cat": True}])
+def test_train_and_test_folders(tmp_path: Path, color: dict[str, bool]) -> None:
+    """Also where one of the two is gray and the other has colors."""
+    pictures(tmp_path / "train", color)
     pictures(tmp_path / "test")
-    data = folder(tmp_path)
+    data = image_folder(tmp_path)
     assert len(data.train) == len(data.test) == 4
-    assert data.train.x.shape == data.test.x.shape == (4, 3 if colour else 1, 4, 4)
+    assert data.train.x.shape == data.test.x.shape == (4, 3 if color else 1, 4, 4)
     assert data.test.x[:, -1, 0, 0].tolist() == [10, 11, 20, 21]
-    apart = folder(tmp_path / "train", test=tmp_path / "test")
+    apart = image_folder(tmp_path / "train", test=tmp_path / "test")
     assert torch.equal(apart.test.x, data.test.x)
 
 
@@ -387,16 +390,16 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     pictures(tmp_path)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "readme.md").write_text("not a class")
-    assert len(folder(tmp_path).train) == 4
+    assert len(image_folder(tmp_path).train) == 4
 
 
 def test_different_sizes_are_refused_with_the_file_or_scaled(tmp_path: Path) -> None:
     pictures(tmp_path)
     odd = image(tmp_path / "dog" / "wide.png", size=(7, 5), value=99)
-    refused(lambda: folder(tmp_path), str(odd), "7×5 pixels", "4×4", "data.size")
-    data = folder(tmp_path, size=6)
+    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "data.size")
+    data = image_folder(tmp_path, size=6)
     assert data.input_shape == (1, 6, 6) and (data.train.x[-1] == 99).all()
-    refused(lambda: folder(tmp_path, size=0), "data.size must be at least 1")
+    refused(lambda: image_folder(tmp_path, size=0), "data.size must be at least 1")
 
 
 @pytest.mark.parametrize("damage", ["text", "cut", "empty"])
@@ -406,7 +409,7 @@ def test_a_broken_image_is_named(tmp_path: Path, damage: str) -> None:
     Image.fromarray(np.random.default_rng(0).integers(256, size=(4, 4), dtype=np.uint8)).save(broken)
     raw = broken.read_bytes()
     broken.write_bytes({"text": b"no image", "cut": raw[: len(raw) // 2], "empty": b""}[damage])
-    refused(lambda: folder(tmp_path), str(broken), "not a readable image")
+    refused(lambda: image_folder(tmp_path), str(broken), "not a readable image")
 
 
 def test_a_photograph_with_its_small_copy_is_one_picture(tmp_path: Path) -> None:
@@ -417,45 +420,45 @@ def test_a_photograph_with_its_small_copy_is_one_picture(tmp_path: Path) -> None
         photograph.save(tmp_path / name / "1.jpg", "MPO", save_all=True, append_images=[copy])
     with Image.open(tmp_path / "a" / "1.jpg") as image:
         assert image.format == "MPO" and image.n_frames == 2
-    assert folder(tmp_path).train.x.shape == (2, 3, 6, 8)
+    assert image_folder(tmp_path).train.x.shape == (2, 3, 6, 8)
 
 
 def test_empty_and_absent_folders_are_refused(tmp_path: Path) -> None:
-    refused(lambda: folder(tmp_path), str(tmp_path), "no images", "one folder per class")
+    refused(lambda: image_folder(tmp_path), str(tmp_path), "no images", "one folder per class")
     (tmp_path / "cat").mkdir()
-    refused(lambda: folder(tmp_path), "no images")
-    refused(lambda: folder(tmp_path / "none"), "there is no folder", "none")
+    refused(lambda: image_folder(tmp_path), "no images")
+    refused(lambda: image_folder(tmp_path / "none"), "there is no folder", "none")
     image(tmp_path / "cat" / "1.png")
-    refused(lambda: folder(tmp_path), "fewer than two classes")
-    refused(lambda: folder(pictures(tmp_path / "x"), test=tmp_path / "none"), "there is no folder")
+    refused(lambda: image_folder(tmp_path), "fewer than two classes")
+    refused(lambda: image_folder(pictures(tmp_path / "x"), test=tmp_path / "none"), "there is no folder")
 
 
 def test_a_test_folder_with_another_class_is_refused(tmp_path: Path) -> None:
     pictures(tmp_path / "train")
     image(tmp_path / "test" / "bird" / "1.png")
-    refused(lambda: folder(tmp_path), "bird", "does not occur in training")
+    refused(lambda: image_folder(tmp_path), "bird", "does not occur in training")
 
 
-def test_sixteen_bit_grey_is_scaled_to_eight(tmp_path: Path) -> None:
+def test_sixteen_bit_gray_is_scaled_to_eight(tmp_path: Path) -> None:
     """The upper byte of every pixel: a picture must not turn white."""
     for name, value in (("cat", 0x2000), ("dog", 0x8000)):
         (tmp_path / name).mkdir()
         Image.fromarray(np.full((4, 4), value, np.uint16)).save(tmp_path / name / "1.png")
-    assert folder(tmp_path).train.x[:, 0, 0, 0].tolist() == [0x20, 0x80]
+    assert image_folder(tmp_path).train.x[:, 0, 0, 0].tolist() == [0x20, 0x80]
 
 
 # More samples for a trained model
 
 
 def test_read_more_from_npz_and_folder(tmp_path: Path) -> None:
-    like = folder(pictures(tmp_path / "pets"))
+    like = image_folder(pictures(tmp_path / "pets"))
     image(tmp_path / "more" / "dog" / "large.png", size=(9, 9), value=77)
-    samples = read_more(tmp_path / "more", like)
+    samples = read_samples(tmp_path / "more", like)
     assert samples.x.shape == (1, 1, 4, 4) and (samples.x == 77).all() and samples.y.tolist() == [1]
     path = save(tmp_path / "more.npz", x=like.train.x.numpy(), y=["dog", "cat", "dog", "cat"])
-    assert read_more(path, like).y.tolist() == [1, 0, 1, 0]
-    refused(lambda: read_more(tmp_path / "none.npz", like), "there is no file")
-    refused(lambda: read_more(save(tmp_path / "other.npz", x=X, y=["bird"] * 6), like), "bird")
+    assert read_samples(path, like).y.tolist() == [1, 0, 1, 0]
+    refused(lambda: read_samples(tmp_path / "none.npz", like), "there is no file")
+    refused(lambda: read_samples(save(tmp_path / "other.npz", x=X, y=["bird"] * 6), like), "bird")
 
 
 def shaped(channels: int, height: int, width: int) -> Dataset:
@@ -463,12 +466,12 @@ def shaped(channels: int, height: int, width: int) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("shape", "colour"), [((1, 4, 4), False), ((3, 4, 4), True), ((3, 4, 4), False), ((1, 4, 6), False)]
+    ("shape", "color"), [((1, 4, 4), False), ((3, 4, 4), True), ((3, 4, 4), False), ((1, 4, 6), False)]
 )
-def test_read_more_has_the_shape_of_the_data_set(tmp_path: Path, shape: tuple[int, int, int], colour: bool) -> None:
-    """Grey files do for a model trained on colours (as in `folder`), and images need not be square."""
-    image(tmp_path / "cat" / "1.png", colour, size=(shape[2], shape[1]))
-    assert tuple(read_more(tmp_path, shaped(*shape)).x.shape[1:]) == shape
+def test_read_more_has_the_shape_of_the_data_set(tmp_path: Path, shape: tuple[int, int, int], color: bool) -> None:
+    """Gray files do for a model trained on colors (as in `image_folder`), and images need not be square."""
+    image(tmp_path / "cat" / "1.png", color, size=(shape[2], shape[1]))
+    assert tuple(read_samples(tmp_path, shaped(*shape)).x.shape[1:]) == shape
 
 
 def test_images_with_the_channels_last_are_refused() -> None:
@@ -482,7 +485,7 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / name / "1.png")
     with pytest.raises(FedadcError, match="owl holds no images"):
-        folder(tmp_path)
+        image_folder(tmp_path)
 
 
 def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert np.array_equal(ours.train.x.numpy().reshape(-1, 8, 8), theirs.images)
     assert np.array_equal(ours.train.y.numpy(), theirs.target)
     assert ours.input_shape == (1, 8, 8) and ours.classes == tuple(map(str, theirs.target_names))
-    assert ours.normalisation.scale == theirs.images.max() == 16
+    assert ours.normalization.scale == theirs.images.max() == 16
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans())
@@ -260,5 +260,5 @@ def test_the_real_cifar(loader, classes: int) -> None:
     assert np.bincount(data.test.y).tolist() == [10_000 // classes] * classes
     assert len(data.classes) == len(set(data.classes)) == classes
     pixels = data.train.x.numpy() / np.float32(255)
-    assert np.abs(pixels.mean(axis=(0, 2, 3), dtype=np.float64) - data.normalisation.mean).max() < 0.01
-    assert np.abs(pixels.std(axis=(0, 2, 3), dtype=np.float64) - data.normalisation.std).max() < 0.01
+    assert np.abs(pixels.mean(axis=(0, 2, 3), dtype=np.float64) - data.normalization.mean).max() < 0.01
+    assert np.abs(pixels.std(axis=(0, 2, 3), dtype=np.float64) - data.normalization.std).max() < 0.01

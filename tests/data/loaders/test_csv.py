@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedadc.data.loaders.csv import table
+from fedadc.data.loaders.csv import csv_table
 from fedadc.errors import FedadcError
 
 
@@ -22,7 +22,7 @@ def write(path: Path, *rows: str, encoding: str = "utf-8") -> Path:
 
 
 def features(path: Path, **options: Any) -> list[list[float]]:
-    return table(path, "label", **options).train.x.tolist()
+    return csv_table(path, "label", **options).train.x.tolist()
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def csv(tmp_path: Path) -> Path:
 
 def test_numbers_are_taken_as_they_stand(csv: Path) -> None:
     write(csv, "a,label,b", "1,0,-2.5", " 3e-1 ,1,4")
-    data = table(csv, "label")
+    data = csv_table(csv, "label")
     assert data.name == "my.csv" and data.input_shape == (2,) and data.owners is None and data.test is None
     np.testing.assert_allclose(data.train.x.numpy(), [[1, -2.5], [0.3, 4]], rtol=1e-7)
-    assert data.normalisation.scale == 1 and not data.normalisation.mean
+    assert data.normalization.scale == 1 and not data.normalization.mean
 
 
 def test_scale_constants(csv: Path) -> None:
@@ -44,44 +44,44 @@ def test_scale_constants(csv: Path) -> None:
 
 
 def test_text_becomes_one_column_per_category(csv: Path) -> None:
-    write(csv, "colour,label", "red,0", " blue ,1", "green,0", "red,1")
+    write(csv, "color,label", "red,0", " blue ,1", "green,0", "red,1")
     assert features(csv) == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]  # blue, green, red
 
 
 @pytest.mark.parametrize("mark", ["", " ", "NA", "n/a", "NaN", "null", "None", "?"])
 def test_missing_values(csv: Path, mark: str) -> None:
-    """A missing number is the centre and marked beside; a missing text is a category of its own, the last."""
-    write(csv, "size,colour,label", "3,red,0", f"{mark},blue,1", f"5,{mark},0")
+    """A missing number is the center and marked beside; a missing text is a category of its own, the last."""
+    write(csv, "size,color,label", "3,red,0", f"{mark},blue,1", f"5,{mark},0")
     assert features(csv) == [[3, 0, 0, 1, 0], [0, 1, 1, 0, 0], [5, 0, 0, 0, 1]]
     assert features(csv, scale={"size": [4, 2]})[1][:2] == [0, 1]
 
 
 def test_the_test_file_is_encoded_with_the_training_columns(csv: Path, tmp_path: Path) -> None:
     """Columns in another order, one more, other categories, missing values: the features stay the same columns."""
-    write(csv, "size,colour,label", "3,red,yes", ",blue,no")
-    test = write(tmp_path / "test.csv", "colour,extra,label,size", "red,x,no,7", "purple,x,yes,", ",x,yes,1")
-    data = table(csv, "label", test=test, scale={"size": [1, 2]})
+    write(csv, "size,color,label", "3,red,yes", ",blue,no")
+    test = write(tmp_path / "test.csv", "color,extra,label,size", "red,x,no,7", "purple,x,yes,", ",x,yes,1")
+    data = csv_table(csv, "label", test=test, scale={"size": [1, 2]})
     # size, size missing, blue, red
     assert data.train.x.tolist() == [[1, 0, 0, 1], [0, 1, 1, 0]]
-    assert data.test.x.tolist() == [[3, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]]  # purple and no colour: all zeros
+    assert data.test.x.tolist() == [[3, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]]  # purple and no color: all zeros
     assert data.classes == ("no", "yes") and data.test.y.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (["size,colour", "1,red"], ["lacks the column label"]),
-        (["colour,label", "red,yes"], ["lacks the column size"]),
-        (["size,colour,label", "1,red,yes", "big,red,yes"], ["row 3", "column size", "'big' is not a number"]),
-        (["size,colour,label", "1,red,maybe"], ["maybe", "does not occur in training"]),
-        (["size,colour,label"], ["needs a header and at least one row"]),
+        (["size,color", "1,red"], ["lacks the column label"]),
+        (["color,label", "red,yes"], ["lacks the column size"]),
+        (["size,color,label", "1,red,yes", "big,red,yes"], ["row 3", "column size", "'big' is not a number"]),
+        (["size,color,label", "1,red,maybe"], ["maybe", "does not occur in training"]),
+        (["size,color,label"], ["needs a header and at least one row"]),
     ],
 )
 def test_a_test_file_that_does_not_fit_is_refused(csv: Path, tmp_path: Path, rows: list[str], words: list[str]) -> None:
-    write(csv, "size,colour,label", "3,red,yes", "4,blue,no")
+    write(csv, "size,color,label", "3,red,yes", "4,blue,no")
     test = write(tmp_path / "test.csv", *rows)
     with pytest.raises(FedadcError) as error:
-        table(csv, "label", test=test)
+        csv_table(csv, "label", test=test)
     assert all(word in str(error.value) for word in words), error.value
 
 
@@ -89,14 +89,14 @@ def test_test_labels_are_mapped_by_name_even_where_they_look_like_numbers(csv: P
     """ "01" is a name in training (there is "x", so labels are text); in the test file it is the same name."""
     write(csv, "a,label", "1,x", "2,01", "3,02")
     test = write(tmp_path / "test.csv", "a,label", "1,01")
-    data = table(csv, "label", test=test)
+    data = csv_table(csv, "label", test=test)
     assert data.classes == ("01", "02", "x")
     assert data.test.y.tolist() == [0]
 
 
 def test_the_client_column_is_the_federation_and_no_feature(csv: Path) -> None:
     write(csv, "who,a,label", " ann ,1,0", "bob,2,1", "ann,3,1")
-    data = table(csv, "label", client="who")
+    data = csv_table(csv, "label", client="who")
     assert data.owners.tolist() == ["ann", "bob", "ann"]
     assert data.train.x.tolist() == [[1], [2], [3]]
 
@@ -121,7 +121,7 @@ def test_dropped_columns_are_no_features(csv: Path) -> None:
 )
 def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: list[int]) -> None:
     write(csv, "a,label", *(f"{i},{v}" for i, v in enumerate(labels)))
-    data = table(csv, "label")
+    data = csv_table(csv, "label")
     assert (data.classes, data.train.y.tolist()) == (classes, codes)
 
 
@@ -144,7 +144,7 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
             ["column a", "'red' is not a number", "data.scale asks"],
         ),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["data.scale.a", "spread above 0"]),
-        (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["data.scale.a", "[centre, spread]"]),
+        (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["data.scale.a", "[center, spread]"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),
         (["who,label", "1,0", "2,1"], {"client": "who"}, ["no column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
@@ -155,16 +155,16 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
 def test_a_table_that_is_wrong_says_where(csv: Path, rows: list[str], options: dict, words: list[str]) -> None:
     write(csv, *rows)
     with pytest.raises(FedadcError) as error:
-        table(csv, "label", **options)
+        csv_table(csv, "label", **options)
     assert all(word in str(error.value) for word in [str(csv.name), *words][words[0].startswith("data.scale") :])
 
 
 def test_files_that_are_no_table_are_refused(csv: Path, tmp_path: Path) -> None:
     with pytest.raises(FedadcError, match="there is no file"):
-        table(tmp_path / "none.csv", "label")
+        csv_table(tmp_path / "none.csv", "label")
     write(csv, "a,label", "é,0", "b,1", encoding="latin-1")
     with pytest.raises(FedadcError, match=r"my\.csv is not a CSV file in UTF-8"):
-        table(csv, "label")
+        csv_table(csv, "label")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
@@ -172,17 +172,17 @@ def test_files_that_are_no_table_are_refused(csv: Path, tmp_path: Path) -> None:
 def test_byte_order_mark_line_ends_and_quotes(csv: Path, encoding: str, end: str) -> None:
     text = end.join(["größe,text,label", '1,"a, b",0', "", '2,"say ""hi""",1', ""])
     csv.write_bytes(text.encode(encoding))
-    data = table(csv, "label")
+    data = csv_table(csv, "label")
     assert data.train.x.tolist() == [[1, 1, 0], [2, 0, 1]]
     assert data.notes[0].startswith("größe: number")
 
 
 def test_notes_state_every_column(csv: Path) -> None:
-    write(csv, "age,colour,income,gap,label", "30,red,20000,1,0", "50,blue,-4,,1")
-    notes = table(csv, "label", scale={"age": [40, 20]}).notes
+    write(csv, "age,color,income,gap,label", "30,red,20000,1,0", "50,blue,-4,,1")
+    notes = csv_table(csv, "label", scale={"age": [40, 20]}).notes
     assert notes[:4] == (
         "age: number, 30 to 50, scaled by (40, 20)",
-        "colour: text, 2 categories",
+        "color: text, 2 categories",
         "income: number, -4 to 20000, not scaled",
         "gap: number, 1 to 1, not scaled, missing values marked",
     )
@@ -203,8 +203,8 @@ def test_a_row_depends_on_no_other_row(tmp_path_factory: pytest.TempPathFactory,
     path = tmp_path_factory.mktemp("table") / "a.csv"
     found = []
     for version in (rows, changed):
-        write(path, "size,colour,label", *(f"{a},{b},{i % 2}" for i, (a, b) in enumerate([*version, *fixed])))
-        found.append(np.delete(table(path, "label", scale={"size": [1, 3]}).train.x.numpy(), at, axis=0))
+        write(path, "size,color,label", *(f"{a},{b},{i % 2}" for i, (a, b) in enumerate([*version, *fixed])))
+        found.append(np.delete(csv_table(path, "label", scale={"size": [1, 3]}).train.x.numpy(), at, axis=0))
     assert np.array_equal(*found)
 
 
@@ -212,15 +212,15 @@ def test_a_row_depends_on_no_other_row(tmp_path_factory: pytest.TempPathFactory,
 def test_a_missing_label_among_numbers_is_no_class(word: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,label", "1,0", f"2,{word}", "3,1")
     with pytest.raises(FedadcError, match=rf"row 3: the label is missing .it says '{re.escape(word)}'"):
-        table(path, "label")
+        csv_table(path, "label")
     named = write(tmp_path / "n.csv", "a,label", "1,yes", f"2,{word}", "3,no")  # among words it may be one
-    assert set(table(named, "label").classes) == {"yes", "no", word}
+    assert set(csv_table(named, "label").classes) == {"yes", "no", word}
 
 
 def test_a_test_table_with_the_client_column_says_whose_its_rows_are(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,site,y\n1,n,0\n2,s,1\n")
     (tmp_path / "held.csv").write_text("a,site,y\n3,s,1\n")
     (tmp_path / "bare.csv").write_text("a,y\n3,1\n")
-    read = partial(table, tmp_path / "train.csv", "y", "site")
+    read = partial(csv_table, tmp_path / "train.csv", "y", "site")
     assert read(test=tmp_path / "held.csv").test_owners.tolist() == ["s"]  # type: ignore[union-attr]
     assert read(test=tmp_path / "bare.csv").test_owners is None

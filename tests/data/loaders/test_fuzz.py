@@ -21,15 +21,16 @@ from PIL import Image
 from safetensors.torch import save
 
 from fedadc.data.loaders import download as files
-from fedadc.data.loaders.arrays import folder, npz
 from fedadc.data.loaders.builtin import read_cifar, read_idx
-from fedadc.data.loaders.csv import table
+from fedadc.data.loaders.csv import csv_table
+from fedadc.data.loaders.images import image_folder
+from fedadc.data.loaders.npz import npz
 from fedadc.models.build import read_weights
 from mutate import mutated, read_or_refused
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(256, size=(5, 4, 3), dtype=np.uint8)
-TABLE = b'\xef\xbb\xbfwho,size,colour,label\r\nann,1.5,red,0\r\n"b, ob",,blue,1\r\nann,-2e3,,1\r\n'
+TABLE = b'\xef\xbb\xbfwho,size,color,label\r\nann,1.5,red,0\r\n"b, ob",,blue,1\r\nann,-2e3,,1\r\n'
 IDX = struct.pack(">4B3I", 0, 0, 8, 3, 2, 3, 4) + bytes(range(24))
 
 
@@ -74,7 +75,7 @@ def put(content: bytes, path: Path) -> Path:
 def read_picture(content: bytes, room: Path) -> object:
     put(picture("PNG"), room / "a" / "1.png")
     put(content, room / "b" / "1.png")  # Pillow looks at the content, not at the name
-    return folder(room)
+    return image_folder(room)
 
 
 def read_tar(content: bytes, room: Path) -> object:
@@ -94,8 +95,11 @@ READERS: dict[str, tuple[bytes, Reader]] = {  # a good file, and who reads it fr
     "gzip": (gzip.compress(IDX), lambda b, room: read_idx(put(b, room / "a.gz"))),
     "idx in gzip": (IDX, lambda b, room: read_idx(put(gzip.compress(b), room / "a.gz"))),
     "cifar": (bytes(3073 * 2), lambda b, room: read_cifar(put(b, room / "a.bin"), 1, 10)),
-    "csv": (TABLE, lambda b, room: table(put(b, room / "a.csv"), "label", client="who")),
-    "test csv": (TABLE, lambda b, room: table(put(TABLE, room / "a"), "label", test=put(b, room / "b"), drop=["who"])),
+    "csv": (TABLE, lambda b, room: csv_table(put(b, room / "a.csv"), "label", client="who")),
+    "test csv": (
+        TABLE,
+        lambda b, room: csv_table(put(TABLE, room / "a"), "label", test=put(b, room / "b"), drop=["who"]),
+    ),
     "png": (picture("PNG"), read_picture),
     "jpeg": (picture("JPEG"), read_picture),
     "gif": (picture("GIF", "P"), read_picture),

@@ -89,12 +89,12 @@ def zip_of_many_members(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_STORED, **{str(i): b"" for i in range(50_000)})
 
 
-@hostile("npz", "packed in a way that NumPy does not use")
+@hostile("npz", "compressed in a way that NumPy does not use")
 def bzip2_bomb(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_BZIP2, x=npy(np.zeros((6, MIB), np.uint8)), y=npy(Y))
 
 
-@hostile("npz", "packed in a way that NumPy does not use")
+@hostile("npz", "compressed in a way that NumPy does not use")
 def lzma_bomb(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_LZMA, x=npy(np.zeros((6, MIB), np.uint8)), y=npy(Y))
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedadc.analysis.plots import COLOURS, STYLES, plain, save_png
-from fedadc.personal.results import Row
+from fedadc.analysis.plots import COLORS, STYLES, plain, save_png
+from fedadc.personal.results import ResultRow
 
 DRAWN = 400  # points of a row, at most
 
 
-def plot_gains(rows: Sequence[Row], path: Path) -> None:
+def plot_gains(rows: Sequence[ResultRow], path: Path) -> None:
     """Personal less global accuracy, from the client that loses most to the one that gains most.
 
     Where no row has a global model, the personal accuracy itself.
@@ -32,17 +32,17 @@ def plot_gains(rows: Sequence[Row], path: Path) -> None:
         if not len(personal) or (compared and of_global is None):
             continue
         gain = 100 * (personal - (of_global if of_global is not None else 0))
-        colour = COLOURS[(index + 2) % len(COLOURS)]
+        color = COLORS[(index + 2) % len(COLORS)]
         order = np.argsort(gain, kind="stable")
         share = 100 * (np.arange(len(gain)) + 0.5) / len(gain)
         shown = np.unique(np.linspace(0, len(gain) - 1, min(DRAWN, len(gain))).astype(int))
         style = STYLES[index % len(STYLES)]  # rows often lie on each other
-        axes.plot(share, gain[order], style, color=colour, lw=1.5)
+        axes.plot(share, gain[order], style, color=color, lw=1.5)
         axes.scatter(
             share[shown],
             gain[order][shown],
             s=4 + 36 * samples[order][shown] / samples.max(),
-            color=colour,
+            color=color,
             alpha=0.6,
             lw=0,
             label=plain(f"{row.label}: mean {np.mean(gain):{'+' if compared else ''}.1f}"),

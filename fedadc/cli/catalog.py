@@ -25,14 +25,14 @@ from fedadc.selections import SELECTIONS
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     name: str
     summary: str
     settings: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)  # what else one should know
 
 
-def entries(what: str) -> list[Entry]:
+def entries(what: str) -> list[CatalogEntry]:
     """The rows of one table."""
     if what == "datasets":
         return [_of_function(name, loader) for name, loader in DATASETS.items()]
@@ -40,7 +40,8 @@ def entries(what: str) -> list[Entry]:
         return [_of_function(name, cls) for name, cls in MODELS.items()]
     if what == "presets":
         return [
-            Entry(name, p.summary, {key: _flow(value) for key, value in p.tree.items()}) for name, p in PRESETS.items()
+            CatalogEntry(name, p.summary, {key: _flow(value) for key, value in p.tree.items()})
+            for name, p in PRESETS.items()
         ]
     if what == "methods":
         plain = [_of_method(name, METHODS[name]()) for name in METHODS]
@@ -51,10 +52,10 @@ def entries(what: str) -> list[Entry]:
     }  # fmt: skip
     if what not in tables:
         raise unknown("table", what, [*tables, "datasets", "models", "methods", "presets"])
-    return [Entry(name, _summary(cls), _settings(cls)) for name, cls in tables[what].items()]
+    return [CatalogEntry(name, _summary(cls), _settings(cls)) for name, cls in tables[what].items()]
 
 
-def _of_method(name: str, method: Method) -> Entry:
+def _of_method(name: str, method: Method) -> CatalogEntry:
     """A method, and what it costs beyond FedAvg at its default settings; for a pair also its objective's."""
     objective = method.objective
     owners: list[Any] = [method] if isinstance(objective, CrossEntropy) else [objective, method]
@@ -73,7 +74,7 @@ def _of_method(name: str, method: Method) -> Entry:
         "client keeps": ", ".join(kept) or "–",
         "extra computation": ", ".join(o.computation for o in owners if o.computation) or "–",
     }
-    return Entry(name, summary, settings, facts)
+    return CatalogEntry(name, summary, settings, facts)
 
 
 def _settings(cls: Any) -> dict[str, str]:
@@ -86,10 +87,10 @@ def _flow(tree: Any) -> str:
     return yaml.safe_dump(tree, default_flow_style=True, sort_keys=False, width=1000).strip()
 
 
-def _of_function(name: str, function: Any) -> Entry:
+def _of_function(name: str, function: Any) -> CatalogEntry:
     given = ("input_shape", "classes", "data_dir")
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
-    return Entry(name, _summary(function), {n: _show(p.default) for n, p in parameters.items()})
+    return CatalogEntry(name, _summary(function), {n: _show(p.default) for n, p in parameters.items()})
 
 
 def _summary(thing: Any) -> str:

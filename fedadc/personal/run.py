@@ -18,18 +18,18 @@ from fedadc.methods import FedAvg, Method
 from fedadc.models.build import read_weights
 from fedadc.models.vectors import Vector
 from fedadc.objectives import CrossEntropy
-from fedadc.personal.calibrate import Calibration, Part, calibrated, part_of
+from fedadc.personal.calibrate import Calibration, TunedPart, calibrated, tuned_part
 from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.request import Request, client_numbers
-from fedadc.personal.results import Count, Row
+from fedadc.personal.results import ClientAccuracy, ResultRow
 from fedadc.personal.shares import Shares, changed_shares, shares_of
 from fedadc.runs.checkpoint import Checkpoints
-from fedadc.runs.directory import mark_of_metrics
+from fedadc.runs.directory import metrics_prefix
 from fedadc.runs.environment import read_facts, text_of
-from fedadc.runs.fingerprint import mark_of
+from fedadc.runs.fingerprint import config_fingerprint
 from fedadc.runs.layout import CHECKPOINTS as CHECKPOINTS
 from fedadc.runs.layout import METRICS
-from fedadc.runs.record import RecordedRun, model_in, saved_model
+from fedadc.runs.record import RecordedRun, model_origin, saved_model
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
@@ -40,7 +40,7 @@ Models = dict[str, Vector]  # a client's own, by regularizer
 
 
 @dataclass(frozen=True)
-class Subject:
+class PersonalRun:
     """A run whose clients are to have their own models."""
 
     label: str
@@ -49,19 +49,19 @@ class Subject:
     compares: bool  # whether that is a model to compare with, and not a body without a trained head
     request: Request
     plan: Plan
-    part: Part  # what differs from client to client
+    part: TunedPart  # what differs from client to client
     own: Callable[[int], Vector] | None  # of a method that keeps models at its clients
     calibration: Calibration
     shares: Shares
     after: Shares | None  # the change
 
-    def measured(self, folder: PersonalFolder, watch: Watcher | None) -> list[Row]:
+    def measured(self, folder: PersonalFolder, watch: Watcher | None) -> list[ResultRow]:
         """Make every client's models, keep them, and count what they get right."""
-        rows: dict[tuple[str, str], Row] = {}
+        rows: dict[tuple[str, str], ResultRow] = {}
         clients = self._clients()
         for client in clients:
             for moment, way, theta, count in self._of_client(client):
-                rows.setdefault((way, moment), Row(self.label, way, moment)).counts.append(count)
+                rows.setdefault((way, moment), ResultRow(self.label, way, moment)).counts.append(count)
                 if theta is not None:
                     folder.keep(way, client, self._tuned(theta))
             if watch:
@@ -80,7 +80,7 @@ class Subject:
         require(bool(found), "none of the clients holds a training sample now.")
         return found
 
-    def _of_client(self, client: int) -> Iterator[tuple[str, str, Vector | None, Count]]:
+    def _of_client(self, client: int) -> Iterator[tuple[str, str, Vector | None, ClientAccuracy]]:
         """Moment, regularizer, the model if it is to be kept, and what it gets right."""
         models, after = self._models(client, self.shares), self.after
         for way, count in self._counted(client, models, self.shares):
@@ -103,13 +103,13 @@ class Subject:
             way: calibrated(self.part, place, client, seen, work, self.calibration.method(way)) for way in self._ways()
         }
 
-    def _counted(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, Count]]:
+    def _counted(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientAccuracy]]:
         train, tests = len(shares.clients[client]), shares.tests[client]
         seen = self.part.seen(shares.test, tests) if len(tests) else None
         of_global = None if not self.compares else 0 if seen is None else self.part.right(self.part.start, seen)
         for way, theta in models.items():
             right = 0 if seen is None else self.part.right(theta, seen)
-            yield way, Count(client, shares.names[client], train, len(tests), right, of_global)
+            yield way, ClientAccuracy(client, shares.names[client], train, len(tests), right, of_global)
 
     def _tuned(self, theta: Vector) -> dict[str, Tensor]:
         """What a client's model does not share with the global one."""
@@ -119,7 +119,7 @@ class Subject:
         shared = self.part.state_dict(self.part.start)
         return {name: tensor for name, tensor in state.items() if not torch.equal(tensor, shared[name])}
 
-    def summary(self, rows: Sequence[Row]) -> str:
+    def summary(self, rows: Sequence[ResultRow]) -> str:
         """The settings and figures as a file has them."""
         work, request = self.calibration.work, self.request
         known = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
@@ -152,7 +152,7 @@ def file_of(run: RecordedRun, config: Config, name: str | None) -> Path | None:
     return None
 
 
-def subject_of(
+def personal_run(
     run: RecordedRun,
     config: Config,
     file: Path | None,
@@ -160,7 +160,7 @@ def subject_of(
     request: Request,
     data_dir: str | Path | None,
     device: str,
-) -> Subject:
+) -> PersonalRun:
     folder = data_dir or text_of(read_facts(run.path), "data_dir")
     place = None if folder is None else Path(folder)
     config = replace(  # how it was trained is of no account now
@@ -177,20 +177,20 @@ def subject_of(
     if file is None:
         state, method = _last_state(run, plan), config.method
         judged, models = next(iter(federation.vectors(state).values()), state.theta), _own_models(method, state)
-        part, round = part_of(federation, judged, "all"), state.round
+        part, round = tuned_part(federation, judged, "all"), state.round
         name, compares = saved_model(run).name if method.federated else None, method.federated and not method.headless
     else:
         federation.load_state_dict(read_weights(file), str(file))
-        part, round = part_of(federation, federation.start().theta, request.layers), model_in(file)[1]
+        part, round = tuned_part(federation, federation.start().theta, request.layers), model_origin(file)[1]
         name, compares = file.name, True
-    return Subject(label, round, name, compares, request, plan, part, models, calibration, shares, after)
+    return PersonalRun(label, round, name, compares, request, plan, part, models, calibration, shares, after)
 
 
 def _last_state(run: RecordedRun, plan: Plan) -> RunState:
     """Of a run's newest good checkpoint."""
-    mark = text_of(read_facts(run.path), "settings") or mark_of(plan.config)
+    mark = text_of(read_facts(run.path), "settings") or config_fingerprint(plan.config)
     checkpoints = Checkpoints(run.path / CHECKPOINTS, plan.federation, mark)
-    state = checkpoints.newest(lambda size: mark_of_metrics(run.path / METRICS, size))
+    state = checkpoints.newest(lambda size: metrics_prefix(run.path / METRICS, size))
     if state is None:
         raise FedadcError(f"{run.path} has no checkpoint, in which its clients' own models would be.")
     return state

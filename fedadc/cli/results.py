@@ -1,0 +1,115 @@
+"""Commands that work on finished runs: compare, evaluate, personalize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedadc.cli.options import DataDir, Device, Json
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
+    target: Annotated[
+        float | None, typer.Option(help="The value whose first round is told (else 90 % of the best).")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="What is compared and plotted.")] = "test_accuracy",
+    x: Annotated[
+        str,
+        typer.Option(
+            "--x", help="Against what: round, bytes, bytes_up, bytes_down, virtual_seconds, seconds, samples."
+        ),
+    ] = "round",
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes (else no plot).")] = None,
+    json: Json = False,
+) -> None:
+    """Compare runs: mean ± std over seeds, rounds to a target, bytes, and a plot."""
+    from fedadc.analysis.compare import as_json, summarize
+    from fedadc.analysis.plots import plot
+    from fedadc.cli.terminal import comparison, find_runs, note, say
+    from fedadc.runs.record import read_run
+
+    read = [read_run(path) for path in find_runs(runs)]
+    for run in read:
+        if run.records[-1]["round"] < run.tree.get("rounds", 0) and not run.stopped():
+            note(f"{run.path} ended after {run.records[-1]['round']} of {run.tree['rounds']} rounds")
+    rows = summarize(read, target, metric, x)
+    if plot_file is not None:
+        plot(read, plot_file, metric, x=x)
+    if json:
+        typer.echo(as_json(rows))
+        return
+    comparison(rows, metric)
+    if plot_file is not None:
+        say(f"plot:  {plot_file}")
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Annotated[Path | None, typer.Option(help="Other samples: .npz, .csv or a folder of images.")] = None,
+    metrics: Annotated[str, typer.Option(help="Further ones, e.g. top5,macro_f1,per_class.")] = "",
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Evaluate the saved model of a run on its own test data, or on other data."""
+    from fedadc.system.processes import import_torch
+
+    import_torch()
+    from fedadc.cli.terminal import metrics_table
+    from fedadc.runs.evaluate import evaluate_run
+
+    found = evaluate_run(run, data, [m.strip() for m in metrics.split(",") if m.strip()], data_dir, device)
+    metrics_table(found, json)
+
+
+def personalize(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    clients: Annotated[str | None, typer.Option(help="Which, e.g. 0-9,12 (else all).")] = None,
+    regularizer: Annotated[list[str] | None, typer.Option(help="none, prox or confidence; may be repeated.")] = None,
+    layers: Annotated[str, typer.Option(help="What is tuned: head (the classifier) or all.")] = "head",
+    model: Annotated[str | None, typer.Option(help="NAME of a model-NAME.safetensors (else the judged one).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="What the clients hold now: .npz, .csv, or .yaml with a `data` node.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over a client's own data.")] = 2,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (else the run's local.lr).")] = None,
+    mu: Annotated[float | None, typer.Option(help="Of prox (else 0.01).")] = None,
+    lam: Annotated[float | None, typer.Option(help="Of confidence (else 0.35).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the results (else RUN/personal).")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="A picture of all runs together.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that stand in the way.")] = False,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Give every client of a run its own model, tuned on its own data, and measure it on its own test share."""
+    from fedadc.system.processes import import_torch
+
+    import_torch()
+    from fedadc.cli.terminal import personal_table, progress_of_clients, say
+    from fedadc.personal.personalize import personalize as personalize_runs
+    from fedadc.personal.plots import plot_gains
+    from fedadc.personal.results import as_json
+
+    request: dict[str, Any] = {
+        "clients": clients,
+        "regularizers": regularizer or ["none"],
+        "layers": layers,
+        "model": model,
+    }
+    request |= {"data": data, "epochs": epochs, "lr": lr, "mu": mu, "lam": lam}
+    with progress_of_clients() as watch:
+        result = personalize_runs(
+            runs, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch, **request
+        )
+    if plot_file is not None:
+        plot_gains(result.rows, plot_file)
+    if json:
+        typer.echo(as_json(result.rows))
+        return
+    personal_table(result.rows)
+    for folder in [*result.folders, *([plot_file] if plot_file is not None else [])]:
+        say(f"written: {folder}")

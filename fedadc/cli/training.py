@@ -1,0 +1,169 @@
+"""Commands that train: run, resume, demo, experiment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Workers, WorkersPerGpu
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="A YAML config; `fedadc init` writes one.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory (else runs/CONFIG-seedN).")] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="A method's settings of the paper (`fedadc list presets`), over CONFIG's.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    workers: Workers = "auto",
+    workers_per_gpu: WorkersPerGpu = 1,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out if there is one.")] = False,
+) -> None:
+    """Train by a config and leave a run directory."""
+    _get_ready(workers)
+    from fedadc.cli.terminal import progress_of_run, run_summary
+    from fedadc.runs.record import load_config
+    from fedadc.runs.runner import run as run_config
+
+    changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
+    chosen = load_config(config, changes, presets=preset or ())
+    out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
+    with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
+        result = run_config(
+            chosen,
+            out=out,
+            overwrite=overwrite,
+            resume=resume,
+            data_dir=data_dir,
+            device=device,
+            workers=workers,
+            workers_per_gpu=workers_per_gpu,
+            watch=watch,
+            notes=notes,
+        )
+    run_summary(result)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="What may change, e.g. rounds=200.")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps (else as before).")] = None,
+    workers: Workers = "auto",
+    workers_per_gpu: WorkersPerGpu = 1,
+) -> None:
+    """Go on with a run that was interrupted or killed, or prolong it; the result is that of a run in one go."""
+    _get_ready(workers)
+    from fedadc.cli.terminal import progress_of_run, run_summary
+    from fedadc.errors import require
+    from fedadc.runs.layout import CONFIG
+    from fedadc.runs.record import load_config
+    from fedadc.runs.runner import resume as resume_run
+
+    require(run.is_dir(), f"there is no run directory {run}.")
+    require((run / CONFIG).is_file(), f"{run} is not a run directory: it has no {CONFIG}.")
+    rounds = load_config(run / CONFIG, overrides or ()).rounds
+    with progress_of_run(rounds, run.resolve().name) as (watch, notes):
+        result = resume_run(
+            run,
+            overrides or (),
+            data_dir=data_dir,
+            device=device,
+            workers=workers,
+            workers_per_gpu=workers_per_gpu,
+            watch=watch,
+            notes=notes,
+        )
+    run_summary(result)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder of the demo's runs.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds per method.")] = 3,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """FedAvg, SlowMo, FedADC and FedADC+ on digits within a minute: a table and a plot."""
+    from fedadc.system.processes import import_torch
+
+    import_torch()
+    from fedadc.analysis.compare import as_json, summarize
+    from fedadc.analysis.demo import METHODS, TARGET, TITLE, configs, run_demo
+    from fedadc.analysis.plots import plot
+    from fedadc.cli.terminal import comparison, progress_of_runs, say
+    from fedadc.runs.record import read_run
+
+    rounds = sum(config.rounds for _, config in configs(seeds))
+    with progress_of_runs(rounds, len(METHODS) * seeds) as watch:
+        runs = [read_run(path) for path in run_demo(out, seeds, overwrite, watch)]
+    rows = summarize(runs, TARGET)
+    picture = out / "convergence.png"
+    plot(runs, picture, title=TITLE)
+    if json:
+        typer.echo(as_json(rows))
+        return
+    comparison(rows, TITLE)
+    say(f"runs:  {out}\nplot:  {picture}")
+
+
+def experiment(
+    file: Annotated[Path, typer.Argument(help="An experiment file; the experiments folder has some.")],
+    out: Annotated[Path | None, typer.Option(help="The folder of its runs (else runs/FILE).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (else as many as there are cores).")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Train several methods, each with its grid of settings, and compare them at their best. Finished runs are kept."""
+    from fedadc.system.processes import import_torch
+
+    import_torch()
+    from fedadc.analysis.compare import as_json, summarize
+    from fedadc.analysis.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
+    from fedadc.analysis.plots import plot
+    from fedadc.cli.terminal import choices_table, comparison, note, progress_of_trials, say
+    from fedadc.system.files import folder_lock
+
+    plan, trials = read_experiment(file)
+    check_rows(trials, data_dir)
+    out = out or Path("runs") / file.stem
+    with folder_lock(out):
+        todo = unfinished(trials, out)
+        if len(todo) < len(trials):
+            kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} were finished before and are kept"
+            note(f"{kept}; if your data or code has changed since, choose another --out")
+        with progress_of_trials(len(todo)) as watch:
+            try:
+                diverged = run_trials(todo, out, jobs or os.cpu_count() or 1, data_dir, watch)
+            except KeyboardInterrupt:
+                note("the same command goes on from here: what is finished is kept")
+                raise
+        choices = choose(plan, trials, out, diverged)
+        write_choices(choices, plan.choose_by, out / "choices.json")
+        runs = [run for choice in choices for run in choice.runs]
+        rows, picture = summarize(runs, plan.target, plan.metric, plan.x), out / "convergence.png"
+        if json:
+            typer.echo(as_json(rows))
+        else:
+            comparison(rows, plan.title)
+            choices_table(choices, plan.choose_by)
+        plot(runs, picture, plan.metric, plan.title, plan.x)
+    if not json:
+        say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
+
+
+def _get_ready(workers: str) -> None:
+    """Import torch, here and in the server of the workers at the same time."""
+    from fedadc.system.processes import import_torch, start_process_server
+
+    if workers != "0":
+        start_process_server("fedadc.cli.app", "fedadc.engines.worker")
+    import_torch()

@@ -1,0 +1,28 @@
+"""Further samples for a data set that is known: from an .npz file or a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedadc.data.dataset import Dataset, Samples
+from fedadc.data.loaders.arrays import samples_like
+from fedadc.data.loaders.images import read_images
+from fedadc.data.loaders.npz import pair_in, read_npz
+from fedadc.errors import require
+
+
+def read_samples(path: Path, like: Dataset) -> Samples:
+    """Samples from an .npz or a folder of images, with the classes and the shape of a data set."""
+    if path.is_dir():
+        path = path / "test" if (path / "test").is_dir() else path
+        require(
+            len(like.input_shape) == 3, f"{path} holds images, but the model was trained on {list(like.input_shape)}."
+        )
+        channels, height, width = like.input_shape
+        x, y = read_images(path, (width, height))
+        x = np.repeat(x, channels, axis=1) if x.shape[1] == 1 else x
+    else:
+        x, y = pair_in(read_npz(path), path, ("", "_test"))
+    return samples_like(like.classes, x, y, path.name)
