@@ -2,8 +2,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# v0.1.0, with which `make same-as` compares; by its hash, because tags do not come with every clone
+REF    ?= ab3897dd3b05deaf25034bb4a34cfd050b7aee94
 
-.PHONY: setup demo test test-slow test-data torture lint wheel golden bench bench-peers bench-curves bench-personalize clean
+.PHONY: setup demo test test-slow test-data torture same-as lint wheel golden bench bench-peers bench-curves bench-personalize clean
 
 setup: $(READY)
 
@@ -27,6 +29,9 @@ test-data: $(READY)          # needs FEDADC_DATA with CIFAR-10, CIFAR-100
 
 torture: $(READY)            # half an hour: kills every method again and again; `tests/torture.py --quick` two minutes
 	$(BIN)/python tests/torture.py
+
+same-as: $(READY)            # minutes: the working tree and the commit REF give the same bits; before a refactoring is merged
+	$(BIN)/python tests/same_as.py $(REF)
 
 lint: $(READY)
 	$(BIN)/ruff check fedadc tests benchmarks
