@@ -55,7 +55,7 @@ PURPOSES = {  # by which random numbers are drawn, and for each a case that uses
     "uplink": "overlap/scaffold",
     "clock": "overlap/scaffold",
     "faults": "broadcast/scaffold",
-    "slow": "broadcast/scaffold",
+    "slow": "settings/slow-epochs",
     "absent": "broadcast/scaffold",
 }
 Job = dict[str, Any]  # what same_as_runs.py reads
@@ -145,18 +145,19 @@ def process_of(version: Version, jobs: Sequence[Job]) -> Iterator[subprocess.Pop
 def do_jobs(work: Mapping[Version, Sequence[Job]]) -> None:
     """Each version does its jobs, all of them side by side; if one process fails, everything ends."""
     total, began = sum(map(len, work.values())), time.monotonic()
-    last = began
+    last, running = began, True
     with ExitStack() as stack:
         processes = [(version, stack.enter_context(process_of(version, jobs))) for version, jobs in work.items()]
-        while any(process.poll() is None for _, process in processes):
+        while running:
             time.sleep(0.1)
+            running = any(process.poll() is None for _, process in processes)
+            for version, process in processes:
+                if process.poll():
+                    sys.exit(f"{version.name}: the process failed\n{(version.folder / 'log').read_text()[-2000:]}")
             if time.monotonic() - last > TELL:
                 last, done = time.monotonic(), sum(len(version.outcomes()) for version in work)
                 left = f", about {(last - began) / done * (total - done) / 60:.0f} minutes left" if done else ""
                 print(f"{done:,} of {total:,} runs{left}", flush=True)
-            for version, process in processes:
-                if process.poll():
-                    sys.exit(f"{version.name}: the process failed\n{(version.folder / 'log').read_text()[-2000:]}")
 
 
 def job(run: Run, out: Path, rounds: int | None = None) -> Job:
@@ -191,7 +192,7 @@ def differing_outcomes(run: Run, old: str, new: str) -> list[str]:
 
 @dataclass
 class Comparison:
-    """Of what two versions left."""
+    """The result of comparing what two versions left."""
 
     runs: int
     refused: int  # by both versions
@@ -204,8 +205,8 @@ class Comparison:
             return f"{counts}: all equal"
         lines = []
         for name, phrases in list(self.differing.items())[:SHOWN]:
-            more = f"; {len(phrases) - 1} more files differ" if len(phrases) > 1 else ""
-            lines.append(f"{name}: {phrases[0]}{more}")
+            more = [f"and {len(phrases) - 2} more files"] if len(phrases) > 2 else []
+            lines += [name, *(f"    {phrase}" for phrase in phrases[:2] + more)]
         lines += [f"and {len(self.differing) - SHOWN} more runs"] if len(self.differing) > SHOWN else []
         return "\n".join([*lines, f"{counts}: {len(self.differing):,} runs differ"])
 
@@ -245,8 +246,11 @@ def cases_in(folder: Path) -> list[Case]:
 
 
 def self_test(folder: Path, purposes: Collection[str] = tuple(PURPOSES)) -> list[str]:
-    """What the comparison gets wrong. Two copies of the working tree must be equal to it, and each copy in which one
-    purpose of random numbers has another name must differ."""
+    """What the comparison gets wrong, a sentence each.
+
+    Two copies of the working tree must be equal, and a copy in which one purpose of random numbers has another name
+    must differ from them.
+    """
     cases = {case.name: case for case in cases_in(folder)}
     runs = {purpose: [Run(cases[PURPOSES[purpose]], workers) for workers in WORKERS] for purpose in purposes}
     every_run = list({run.name: run for some in runs.values() for run in some}.values())
@@ -258,7 +262,7 @@ def self_test(folder: Path, purposes: Collection[str] = tuple(PURPOSES)) -> list
     wrong = [f"two copies differ: {name}" for name in compare(first, second, every_run).differing]
     for purpose, some in runs.items():
         found = compare(first, renamed[purpose], some)
-        print(f"{purpose!r} renamed:\n{found.report()}")
+        print(f"{purpose!r} renamed: {len(found.differing)} of {found.runs} runs differ", flush=True)
         wrong += [f"{purpose!r} renamed, and {run.name} is equal" for run in some if run.name not in found.differing]
     return wrong
 
