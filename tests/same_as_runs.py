@@ -12,6 +12,7 @@ Only `fedadc.run`, `fedadc.resume` and `fedadc.FedadcError` are used, because ev
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -37,6 +38,7 @@ def main(tree: str, jobs: str) -> None:
     imported = Path(fedadc.__file__).resolve()
     if not imported.is_relative_to(Path(tree).resolve()):
         sys.exit(f"fedadc was to come from {tree}, but came from {imported}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files of multiprocessing are removed
     for job in json.loads(Path(jobs).read_text()):
         print(json.dumps({"name": job["name"], "outcome": outcome(job)}), flush=True)
 
