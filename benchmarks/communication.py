@@ -78,12 +78,13 @@ def simulated(downlink: Downlink, down: float, server: bool) -> float:
     halves = np.split(np.arange(4), 2)
     devices = Devices(*(np.full(4, value) for value in (STEP_SECONDS, down, UP, LATENCY)))
     full = {"theta": int(VECTOR), **({"m": int(VECTOR)} if server else {})}
-    wire, ends = Network(downlink, devices, 4, 0, full, lambda t: halves[t % 2]), []
-    links = wire.start()
+    mean = {"delta": torch.zeros(int(VECTOR) // 4)}  # float32
+    network, ends = Network(downlink, devices, 4, 0, full, slice(None), lambda t: halves[t % 2]), []
+    links = network.start()
     for t in range(1, 103):
         cohort = halves[t % 2]
         sent = {int(k): {"delta": int(VECTOR)} for k in cohort}
-        _, links = wire.carried(t, cohort, dict.fromkeys(cohort.tolist(), STEPS), sent, int(VECTOR), links)
+        _, links = network.carry(t, cohort, dict.fromkeys(cohort.tolist(), STEPS), sent, mean, links)
         ends.append(float(links["now"]))
     return (ends[-1] - ends[1]) / (len(ends) - 2)
 

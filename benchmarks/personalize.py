@@ -21,7 +21,7 @@ from workloads import CLASSES, LR
 import fedadc
 from fedadc.data.batches import Augment, ClientData
 from fedadc.models import CNN, MLP
-from fedadc.personal.calibrate import REGULARIZERS, Calibration, Part, calibrated, calibration_work, part_of
+from fedadc.personal.calibrate import REGULARIZERS, Calibration, TunedPart, calibrated, calibration_work, tuned_part
 from fedadc.personal.folder import PersonalFolder
 from fedadc.system.determinism import deterministic
 
@@ -56,13 +56,13 @@ def forward(trained: fedadc.Federation) -> None:
         model.predict(model.theta, batch.x)
 
 
-def calibrate(trained: fedadc.Federation, part: Part, regularizers: tuple[str, ...]) -> list[list[torch.Tensor]]:
+def calibrate(trained: fedadc.Federation, part: TunedPart, regularizers: tuple[str, ...]) -> list[list[torch.Tensor]]:
     calibration = Calibration(work=calibration_work(trained.local))
     methods = [calibration.method(name) for name in regularizers]
     tuned = []
     for client in range(CLIENTS):
-        own = part.seen(trained.data.train, trained.clients[client])
-        tuned.append([calibrated(part, trained.context, client, own, calibration.work, m) for m in methods])
+        features = part.features(trained.data.train, trained.clients[client])
+        tuned.append([calibrated(part, trained.context, client, features, calibration.work, m) for m in methods])
     return tuned
 
 
@@ -72,15 +72,15 @@ def seconds(work: Callable[..., object], *arguments: object) -> float:
     return time.thread_time() - began
 
 
-def write(part: Part, tuned: list[list[torch.Tensor]]) -> None:
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as room, PersonalFolder.written(Path(room) / "p", 1) as folder:
+def write(part: TunedPart, tuned: list[list[torch.Tensor]]) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as room, PersonalFolder.create(Path(room) / "p", 1) as folder:
         for client, (theta, *_) in enumerate(tuned):
-            folder.keep("none", client, part.state_dict(theta))
+            folder.add_model("none", client, part.state_dict(theta))
 
 
 def measured(trained: fedadc.Federation) -> list[str]:
     """Seconds of a forward pass; calibration over it, plain and with all three regularizers; seconds of writing."""
-    part = part_of(trained, trained.start().theta, "head")
+    part = tuned_part(trained, trained.start().theta, "head")
     goes = []
     for _ in range(REPEATS):
         ours = [seconds(calibrate, trained, part, names) for names in (("none",), REGULARIZERS)]

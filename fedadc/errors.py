@@ -1,4 +1,4 @@
-"""The one exception a user's mistake raises, and the sentences that name what would be right."""
+"""The exceptions for user mistakes, and helpers that build their messages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LONGEST = 2000  # characters of a message
+MAX_MESSAGE_LENGTH = 2000  # characters
 
 
 class FedadcError(Exception):
     """A mistake in a config, a file or an argument. Its text is one sentence meant for the user.
 
-    Names and fields of a stranger's files stand in such sentences: what cannot be printed is written as Python would,
-    so that a message is one line, drives no terminal and fits any encoding of the machine's.
+    Messages may quote names from files that cannot be trusted. Unprintable characters are therefore escaped: a message
+    is one line, contains no terminal control sequences and can be printed in any encoding.
     """
 
     def __init__(self, text: str) -> None:
-        text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+        text = text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]} …"
         super().__init__(text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
 
 
@@ -28,41 +28,43 @@ def require(condition: bool, message: str) -> None:
 
 
 def undefined(owner: object, method: str) -> FedadcError:
-    """Of a user's own class that lacks what its base asks for."""
+    """An error for a user-defined class that lacks a method which its base class requires."""
     return FedadcError(f"{type(owner).__name__} must define {method}.")
 
 
 def require_types(node: Any, name: str, *kinds: type) -> None:
-    """The first fields of a dataclass, each an instance of its kind."""
+    """Check the first fields of a dataclass: each must be an instance of the type given at its position."""
     for (field, value), kind in zip(vars(node).items(), kinds, strict=False):
         require(isinstance(value, kind), f"{name}.{field} must be a {kind.__name__}, not {value!r:.60}.")
 
 
 def require_file(path: Path, what: str) -> None:
-    """A regular file: a pipe or a device may never end."""
+    """Require a regular file: reading from a pipe or a device may never end."""
     try:
-        require(path.is_file(), f"{what}: {f'{path} is not a file' if path.exists() else f'there is no file {path}'}.")
-    except OSError as error:  # a name that is too long, a folder that is not ours to look into
+        if not path.is_file():
+            problem = f"{path} is not a file" if path.exists() else f"there is no file {path}"
+            raise FedadcError(f"{what}: {problem}.")
+    except OSError as error:  # a name that is too long, a folder without read permission
         raise FedadcError(f"{what}: {path} cannot be read ({error.strerror}).") from error
 
 
 class Diverged(FedadcError):
-    """Training has left the finite numbers."""
+    """Training has produced values that are not finite."""
 
 
 class CannotResume(FedadcError):
-    """The run in a directory cannot go on as it was asked to; nothing in it was changed."""
+    """The run in a directory cannot be resumed as requested; nothing in the directory was changed."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> FedadcError:
-    """An error for a name that does not exist, with the nearest one that does."""
-    names = sorted(known)
+def unknown(kind: str, name: object, choices: Iterable[str]) -> FedadcError:
+    """An error for a name that does not exist. It suggests the most similar existing name, or lists all names."""
+    names = sorted(choices)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     listed = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"known are: {listed}." if names else "there are none."
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from: {listed}." if names else "there are none."
     return FedadcError(f"{kind} {str(name)!r} is unknown; {hint}")
 
 
 def one_line(error: BaseException) -> str:
-    """Another library's message, as part of a sentence of ours."""
+    """Another library's error message, formatted as part of a sentence."""
     return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")

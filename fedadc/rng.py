@@ -1,7 +1,7 @@
-"""Every random number of a run, derived from (seed, purpose, round, client) and from nothing else.
+"""Random generators for everything in a run, derived only from (seed, purpose, round, client).
 
-No generator is ever carried from one draw to the next, so a result cannot depend on which process ran a
-client, in which order, or how often the model was evaluated; and a checkpoint needs no generator state.
+No generator is kept between rounds or clients, so a result cannot depend on which process ran a client, in which
+order, or how often the model was evaluated. A checkpoint needs no generator state.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def _key(seed: int, purpose: str, round: int, client: int, size: int) -> int:
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
-    """A NumPy generator of its own for this purpose, round and client (-1: the server)."""
+    """A new NumPy generator for this purpose, round and client (-1: the server)."""
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, round, client, 16)))
 
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, round: int = 0, client: int = -1) -> Iterator[None]:
-    """Seed torch's global generators (dropout and module constructors know no other); restore them after."""
+    """Seed torch's global generators, which dropout and module constructors use; restore them afterwards."""
     key = _key(seed, purpose, round, client, 8) % 2**63
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     mps = torch.backends.mps.is_available()

@@ -1,4 +1,4 @@
-"""Sentences for the user: one line, printable, of bounded length."""
+"""Error messages: one printable line of limited length."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def test_any_text_becomes_one_printable_line(text: str) -> None:
     assert str(pickle.loads(pickle.dumps(FedadcError(text)))) == shown
 
 
-def test_line_ends_and_escapes_are_written_out() -> None:
+def test_line_breaks_and_control_characters_are_escaped() -> None:
     assert str(FedadcError("a\n\x1b[2J\udcff.")) == r"a\n\x1b[2J\udcff."
 
 
-def test_a_long_text_and_a_long_list_are_cut() -> None:
+def test_a_long_message_and_a_long_list_are_shortened() -> None:
     assert len(str(FedadcError("x" * 10**6))) < 2100
     message = str(unknown("column", "?", map(str, range(1000))))
     assert message.endswith("and 960 more.") and len(message) < 300
 
 
-def test_only_a_regular_file_is_a_file(tmp_path: Path) -> None:
+def test_require_file_accepts_only_regular_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()

@@ -8,8 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+import fedadc
+from commands import command as run_command
+from commands import fine
 from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
 from fedadc.config.build import prepare
@@ -33,14 +37,45 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(encodi
 def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     code = "\n".join(text for language, text in BLOCKS if language == "python")
     names: dict[str, object] = {"__name__": "readme"}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "README.md", "exec", dont_inherit=True), names)
     lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(1, 11))
     assert float(lines[-1].split()[1]) > 0.6  # it learns
 
 
+def test_command_line_quick_start_runs(tmp_path: Path) -> None:
+    """The lines as they stand, with fewer rounds."""
+    (text,) = (text for language, text in BLOCKS if text.startswith("fedadc init"))
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    assert len(lines) == 5 and all(words[0] == "fedadc" for words in lines)
+    for _, command, *words in lines:
+        fewer = ["rounds=3"] if command == "run" else []
+        fine(run_command(command, *words, *fewer, cwd=tmp_path))
+    assert (tmp_path / "curves.png").is_file()
+
+
+def test_own_method_is_short_and_trains() -> None:
+    """The class of the README, named in a config as it says."""
+    text = next(text for language, text in BLOCKS if language == "python" and "class SignAvg" in text)
+    assert len(text.strip().splitlines()) <= 8
+    names: dict[str, object] = {"fedadc": fedadc, "__name__": "readme_method"}
+    exec(compile(text, "README.md", "exec", dont_inherit=True), names)
+    method = names["SignAvg"]
+    assert isinstance(method, type)
+    data = fedadc.from_clients([(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(3)])
+    federation = fedadc.Federation(model=torch.nn.Linear(3, 2), data=data, method=method(scale=0.5))
+    start = federation.start().theta
+    (done,) = federation.rounds(1)
+    assert 0 < (done.state.theta - start).abs().max() <= 0.5 * 0.1 + 1e-6  # one step of scale × lr in every direction
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 110 and max(map(len, lines)) <= 120
+
+
 def test_config_example_is_complete() -> None:
-    (text,) = (text for language, text in BLOCKS if language == "yaml")
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/config.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     assert prepare(load_config(yaml.safe_load(text))).federation.cohort == 10
 
 

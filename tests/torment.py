@@ -272,7 +272,7 @@ class Torment:
         self.least = min(2, len(self.good))
         self.most = max(2, len(manifests(self.out))) + 1  # a process writes one before it deletes others
         self.damaged = frozenset(m.stem for m in manifests(self.out) if m.stem in self.damaged and not is_good(m))
-        self.unwarned = self.unwarned and "going on from the one before" not in life.printed()
+        self.unwarned = self.unwarned and "continuing from the checkpoint before it" not in life.printed()
         assert not (self.unwarned and self.good > before), "damage was passed over in silence"
 
     def ended_by(self, number: int) -> bool:

@@ -1,1 +1,1 @@
-"""Many runs together: compared, plotted, run as an experiment."""
+"""Several runs together: comparisons, plots, experiments."""

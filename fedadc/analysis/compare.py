@@ -1,4 +1,4 @@
-"""Runs compared: mean ± std over seeds, what it took to a target, bytes; as a table and JSON."""
+"""Compare runs: mean ± std over seeds, progress until a target is reached, bytes sent; as a table or JSON."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedadc.errors import FedadcError, require, unknown
 from fedadc.methods import PAIRS
 from fedadc.runs.record import RecordedRun
 
-LAST = 10  # rounds; the mean over those of them that were evaluated is a run's final value
+LAST = 10  # a run's final value is the mean over the evaluated ones of its last 10 rounds
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
-NO_PART = ("storage", "checkpoint")  # keys that take no part in a result
-NAMES = {("method", "name"), ("objective", "name")}  # what a label starts with
+IGNORED = ("storage", "checkpoint")  # top-level keys that do not affect results
+NAMES = {("method", "name"), ("objective", "name")}  # shown at the start of a label
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a run's progress can be measured by."""
+    """A measure of progress: the x axis of a plot."""
 
     label: str
-    keys: tuple[str, ...]  # of a record
-    adds_up: bool  # from round to round
-    units: tuple[tuple[str, float], ...] = ()  # and how large they are, the smallest first
-    missing: str = ""  # why a run may not have it
+    keys: tuple[str, ...]  # keys of a record, whose values are added
+    per_round: bool  # True if a record has the amount of its round only, not the total so far
+    units: tuple[tuple[str, float], ...] = ()  # (name, size), smallest first
+    hint: str = ""  # how to record it, for the error message
 
 
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
@@ -37,7 +37,7 @@ AXES = {
     "bytes": Axis("bytes up and down", ("bytes_up", "bytes_down"), True, BYTES),
     "bytes_up": Axis("bytes up", ("bytes_up",), True, BYTES),
     "bytes_down": Axis("bytes down", ("bytes_down",), True, BYTES),
-    "virtual_seconds": Axis("virtual time", ("virtual_seconds",), False, TIME, "; give it a clock"),
+    "virtual_seconds": Axis("virtual time", ("virtual_seconds",), False, TIME, "; set clock in its config"),
     "seconds": Axis("time", ("seconds",), True, TIME),
     "samples": Axis("samples", ("samples",), True, (("", 1.0), ("thousand", 1e3), ("million", 1e6))),
 }
@@ -45,7 +45,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One row: the runs of one setting over its seeds."""
+    """One row of the comparison: the runs of one setting with different seeds."""
 
     label: str
     seeds: int
@@ -58,29 +58,30 @@ class Summary:
     reached: int
     bytes_up: int  # per client and round
     bytes_down: int
-    x: str = "round"  # by what progress is measured, and the mean of it at the target over the seeds that reached it
-    x_to_target: float | None = None
+    x: str = "round"  # the measure of progress, a key of AXES
+    x_to_target: float | None = None  # mean progress at the target, over the seeds that reached it
 
 
 def summarize(
     runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy", x: str = "round"
 ) -> list[Summary]:
-    """A row per setting, in the order in which settings first appear."""
-    require(bool(runs), "there is no run to compare.")
+    """One row per setting, in the order in which the settings first appear."""
+    require(bool(runs), "no runs to compare; give at least one run directory.")
     groups, better = group(runs), max if higher_is_better(metric) else min
     finals = {label: [final(r, metric) for r in members] for label, members in groups.items()}
     require(
-        target is None or not is_share(metric) or 0 < target <= 1, f"--target is a share such as 0.9, not {target}."
+        target is None or not is_share(metric) or 0 < target <= 1,
+        f"--target must be a share such as 0.9, not {target}.",
     )
     if target is None:
         best = better(statistics.mean(f) for f in finals.values())
         target = math.floor(90 * best) / 100 if higher_is_better(metric) else math.ceil(110 * best) / 100
-    places = {label: [positions(r, x) for r in members] for label, members in groups.items()}
+    progress = {label: [positions(r, x) for r in members] for label, members in groups.items()}
     rows = []
     for label, members in groups.items():
-        first = [(where, _first(r, metric, target)) for r, where in zip(members, places[label], strict=True)]
-        at = [where[t] for where, t in first if t is not None]
-        reached = [t for _, t in first if t is not None]
+        reached = [(at, _first_round(r, metric, target)) for r, at in zip(members, progress[label], strict=True)]
+        rounds = [t for _, t in reached if t is not None]
+        x_at_target = [at[t] for at, t in reached if t is not None]
         rows.append(
             Summary(
                 label=label,
@@ -90,35 +91,37 @@ def summarize(
                 std=statistics.stdev(finals[label]) if len(members) > 1 else None,
                 best=statistics.mean(better(v for _, v in curve(r, metric)) for r in members),
                 target=target,
-                rounds_to_target=statistics.mean(reached) if reached else None,
-                reached=len(reached),
+                rounds_to_target=statistics.mean(rounds) if rounds else None,
+                reached=len(rounds),
                 bytes_up=_per_client(members, "bytes_up"),
                 bytes_down=_per_client(members, "bytes_down"),
                 x=x,
-                x_to_target=statistics.mean(at) if at else None,
+                x_to_target=statistics.mean(x_at_target) if x_at_target else None,
             )
         )
     return rows
 
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Runs that differ in nothing but seeds, under a label that says how the groups differ."""
-    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS and k[0] not in NO_PART} for r in runs]
+    """Groups of runs that differ only in their seeds; each label says how its group differs from the others."""
+    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS and k[0] not in IGNORED} for r in runs]
     keys = dict.fromkeys(k for tree in flat for k in tree)
-    first: dict[str, dict[tuple[str, ...], Any]] = {}
+    first_trees: dict[str, dict[tuple[str, ...], Any]] = {}
     groups: dict[str, list[RecordedRun]] = {}
     for r, tree in zip(runs, flat, strict=True):
         label = str(tree.get(("label",)) or _label(tree, flat))
-        known = first.setdefault(label, tree)
-        different = [".".join(k) for k in keys if _text(known, k) != _text(tree, k)]
-        require(
-            not different,
-            f"{r.path} and {groups.get(label, [r])[0].path} are both labeled {label!r} but differ in "
-            f"{', '.join(different[:3])}.",
-        )
-        twin = next((o for o in groups.get(label, []) if _seeds(o.tree) == _seeds(r.tree)), None)
-        require(twin is None, f"{r.path} and {twin.path if twin else ''} are the same run: same settings, same seed.")
-        groups.setdefault(label, []).append(r)
+        first, members = first_trees.setdefault(label, tree), groups.setdefault(label, [])
+        different = [".".join(k) for k in keys if _text(first, k) != _text(tree, k)]
+        if different:
+            raise FedadcError(
+                f"{r.path} and {members[0].path} are both labeled {label!r} but differ in {', '.join(different[:3])}."
+            )
+        for other in members:
+            require(
+                _seeds(other.tree) != _seeds(r.tree),
+                f"{r.path} and {other.path} are the same run: same settings, same seed.",
+            )
+        members.append(r)
     return groups
 
 
@@ -132,22 +135,22 @@ def _text(tree: dict[tuple[str, ...], Any], key: tuple[str, ...]) -> str:
 
 
 def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ...], Any]]) -> str:
-    """The method's name, and the settings in which it differs from runs that could be taken for it."""
+    """The method's name, and the settings that tell this run apart from runs of the same method."""
     method, objective = (str(tree.get((node, "name"))) for node in ("method", "objective"))
     pairs = {pair: name for name, pair in PAIRS.items()}
-    plain = method if objective in ("cross_entropy", "None") else f"{method} {objective}"
-    told = []
+    name = method if objective in ("cross_entropy", "None") else f"{method} {objective}"
+    shown = []
     for key in tree:
         if key == ("label",) or key in NAMES:
             continue
-        node = (key[0], "name")  # settings of another method are no difference to tell
+        node = (key[0], "name")  # compare settings of a method or objective only with runs of the same one
         peers = [t for t in others if node not in NAMES or t.get(node) == tree.get(node)]
         values = [_text(t, key) for t in peers]
         count, most = values.count(_text(tree, key)), max(map(values.count, values))
-        # The value of more than half of the runs goes without saying, and so does "none" where the others speak.
+        # Leave out the value that more than half of the runs have, and None where no value is that frequent.
         if len(set(values)) > 1 and ((2 * most <= len(values) and tree[key] is not None) or count < most):
-            told.append(f"{_short(key)}={'none' if tree[key] is None else tree[key]}")
-    return " ".join([pairs.get((method, objective), plain), *told])
+            shown.append(f"{_short(key)}={'none' if tree[key] is None else tree[key]}")
+    return " ".join([pairs.get((method, objective), name), *shown])
 
 
 def _short(key: tuple[str, ...]) -> str:
@@ -155,42 +158,43 @@ def _short(key: tuple[str, ...]) -> str:
     return ".".join(parts[1:] if parts[0] in ("method", "objective", "model", "local") else parts)
 
 
-def _flatten(tree: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+def _flatten(tree: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     if not isinstance(tree, dict):
-        return {at: tree}
-    return {k: v for key, value in tree.items() for k, v in _flatten(value, (*at, str(key))).items()}
+        return {prefix: tree}
+    return {k: v for key, value in tree.items() for k, v in _flatten(value, (*prefix, str(key))).items()}
 
 
 def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
-    """(round, value) wherever the metric was evaluated."""
+    """(round, value) of every round in which the metric was evaluated."""
     points = [(r["round"], float(r[metric])) for r in run.records if isinstance(r.get(metric), int | float)]
     if not points:
-        numbers = sorted({k for r in run.records for k, v in r.items() if isinstance(v, float)})
-        raise FedadcError(f"{run.path} has no {metric} in any round; it has {', '.join(numbers)}.")
+        recorded = sorted({k for r in run.records for k, v in r.items() if isinstance(v, float)})
+        raise FedadcError(f"{run.path} has no {metric} in any round; it has {', '.join(recorded)}.")
     return points
 
 
 def positions(run: RecordedRun, x: str) -> dict[int, float]:
-    """Where each round of a run lies on an axis."""
+    """The progress of a run after each round, measured by the axis `x`."""
     if x not in AXES:
         raise unknown("--x", x, AXES)
-    axis, found, so_far = AXES[x], {}, 0.0
+    axis, progress, total = AXES[x], {}, 0.0
     for record in run.records:
         values = [v for key in axis.keys if isinstance(v := record.get(key), int | float) and math.isfinite(v)]
         if len(values) < len(axis.keys):
-            raise FedadcError(f"{run.path} has no {x} in round {record['round']}{axis.missing}.")
-        so_far = sum(values) + (so_far if axis.adds_up else 0.0)
-        found[record["round"]] = so_far
-    return found
+            raise FedadcError(f"{run.path} has no {x} in round {record['round']}{axis.hint}.")
+        total = sum(values) + (total if axis.per_round else 0.0)
+        progress[record["round"]] = total
+    return progress
 
 
 def final(run: RecordedRun, metric: str) -> float:
-    """A run's value: the mean over those of its last rounds that were evaluated."""
+    """The final value of a run: the mean over the evaluated ones of its last 10 rounds."""
     points = curve(run, metric)
     return statistics.mean(v for t, v in points if t > points[-1][0] - LAST)
 
 
-def _first(run: RecordedRun, metric: str, target: float) -> int | None:
+def _first_round(run: RecordedRun, metric: str, target: float) -> int | None:
+    """The first round that reached the target; None if no round did."""
     sign = 1 if higher_is_better(metric) else -1
     return next((t for t, v in curve(run, metric) if sign * v >= sign * target), None)
 
@@ -211,38 +215,39 @@ def as_json(rows: Sequence[Summary]) -> str:
 def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the comparison table."""
     metric = rows[0].metric
-    shown = metric.removeprefix("test_").replace("_", " ")
+    title = metric.removeprefix("test_").replace("_", " ")
     scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
     axis, (unit_of_x, size) = AXES[rows[0].x], unit_of(rows[0].x, [row.x_to_target or 0.0 for row in rows])
-    by = f"{unit_of_x} of {axis.label}" if unit_of_x else f"{axis.label}s".replace("ss", "s")
-    headings = ["run", "seeds", shown, f"{by} to {rows[0].target:g}", "up", "down"]
+    measure = axis.label if unit_of_x else f"{axis.label}s".replace("ss", "s")
+    to_target = f"{measure} to {rows[0].target:g}" + (f" ({unit_of_x})" if unit_of_x else "")
+    headings = ["run", "seeds", title, to_target, "up", "down"]
     cells = []
     for row in rows:
         std = f" ± {scale * row.std:.{digits}f}" if row.std is not None else ""
-        rounds = "–" if row.x_to_target is None else _figures(row.x_to_target / size, 0 if row.x == "round" else 3)
+        progress = "–" if row.x_to_target is None else _digits(row.x_to_target / size, 0 if row.x == "round" else 3)
         if 0 < row.reached < row.seeds:
-            rounds += f" ({row.reached} of {row.seeds})"
+            progress += f" ({row.reached} of {row.seeds})"
         cells.append(
-            [row.label, str(row.seeds), f"{scale * row.value:.{digits}f}{std}{unit}", rounds,
+            [row.label, str(row.seeds), f"{scale * row.value:.{digits}f}{std}{unit}", progress,
              human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
         )  # fmt: skip
     return headings, cells
 
 
-def _figures(value: float, figures: int) -> str:
-    """So many of them at least; 0: whole numbers."""
-    digits = max(0, figures - 1 - math.floor(math.log10(value))) if figures and value > 0 else 0
-    return f"{value:.{digits}f}"
+def _digits(value: float, significant: int) -> str:
+    """The value with at least so many significant digits; 0: as a whole number."""
+    decimals = max(0, significant - 1 - math.floor(math.log10(value))) if significant and value > 0 else 0
+    return f"{value:.{decimals}f}"
 
 
 def unit_of(x: str, values: Sequence[float]) -> tuple[str, float]:
-    """The largest unit in which the largest value is not below 1."""
+    """The name and size of the largest unit in which the largest value is at least 1."""
     units = AXES[x].units or (("", 1.0),)
     return next((u for u in reversed(units) if max(values) >= u[1]), units[0])
 
 
 def is_share(metric: str) -> bool:
-    """Shown in percent."""
+    """True if the metric is a share between 0 and 1, which is shown in percent."""
     return metric.endswith(("accuracy", "top5", "macro_f1"))
 
 

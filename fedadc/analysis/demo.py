@@ -1,4 +1,4 @@
-"""The paper's heart in a minute: FedAvg, SlowMo, FedADC and FedADC+ on digits, two labels per client."""
+"""The demo, which takes a minute: FedAvg, SlowMo, FedADC and FedADC+ on digits with two labels per client."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TITLE = "digits, 50 clients with 2 labels each, 10 per round"
 
 
 def configs(seeds: int) -> Iterator[tuple[str, Config]]:
-    """(run directory, config) of every run of the demo."""
+    """The name of the run directory and the config of every run of the demo."""
     for seed in range(seeds):
         for folder, (label, method) in METHODS.items():
             yield f"{folder}-seed{seed}", load_config({**BASE, "seed": seed, "label": label, "method": method})
 
 
 def run_demo(out: Path, seeds: int, overwrite: bool, watch: Callable[[str, dict[str, Any]], None]) -> list[Path]:
-    """All runs, one directory each."""
+    """Train all runs of the demo; returns their run directories. `watch` gets the name and the record of each round."""
     from fedadc.runs.directory import require_empty
     from fedadc.runs.runner import run
 

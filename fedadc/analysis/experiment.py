@@ -1,7 +1,7 @@
-"""An experiment file: several methods, each with a grid of settings, every setting with every seed.
+"""Experiments: train several methods, each with a grid of settings, and compare each at its best setting.
 
-Each method gets the same number of settings. The one with the best mean over seeds on validation data is its own; the
-table shows the test figures of that one, which took no part in the choice.
+Every method gets the same number of settings, and every setting is trained with every seed. The setting with the best
+mean over seeds on validation data is chosen. The table shows its results on test data, which are not used to choose.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from fedadc.system.processes import blocked_interrupts
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One row of the table: what differs from `base`, and the settings to choose from."""
+    """An entry of `runs`, one row of the table: its differences from `base`, and the settings to choose from."""
 
-    set: dict[str, Any] = field(default_factory=dict)  # laid over `base`
-    grid: dict[str, list[Any]] = field(default_factory=dict)  # key.sub -> values; all combinations
+    set: dict[str, Any] = field(default_factory=dict)  # overrides `base`
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # key.sub -> values; all combinations are tried
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What an experiment file says."""
+    """The content of an experiment file."""
 
     title: str
     base: dict[str, Any]  # a config without method and seed
     runs: dict[str, Any]  # label -> candidate
     seeds: list[int]
-    budget: int  # settings per label, the same for all
+    budget: int  # number of settings per label, the same for all
     choose_by: str = "validation_accuracy"
-    target: float | None = None  # the accuracy whose first round is told
-    x: str = "round"  # against what curves are plotted: an axis of `fedadc compare --x`
+    target: float | None = None  # the accuracy to reach; the table shows how long it took
+    x: str = "round"  # the measure of progress, as in `fedadc compare --x`
 
     def __post_init__(self) -> None:
         require(bool(self.seeds), "seeds must name at least one seed.")
-        require(len(set(self.seeds)) == len(self.seeds), f"seeds name one twice: {self.seeds}.")
+        require(len(set(self.seeds)) == len(self.seeds), f"seeds must not name a seed twice: {self.seeds}.")
         require(bool(self.runs), "runs must name at least one method.")
         if self.x not in AXES:
             raise unknown("x", self.x, AXES)
-        require(self.target is None or 0 < self.target <= 1, f"target is a share such as 0.9, not {self.target}.")
+        require(self.target is None or 0 < self.target <= 1, f"target must be a share such as 0.9, not {self.target}.")
         require(
             not self.choose_by.startswith("test"),
             f"choose_by is {self.choose_by}, but settings are never chosen on test data; name a validation metric.",
@@ -70,54 +70,57 @@ class Experiment:
 
     @property
     def metric(self) -> str:
-        """What its table and its plot show: of the models by which settings are chosen."""
+        """The metric in the table and the plot, for the models (global or personal) that `choose_by` measures."""
         return "personal_accuracy" if self.choose_by.startswith("validation_personal_") else "test_accuracy"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of one label with one seed."""
+    """One run of the experiment: one setting of one label with one seed."""
 
     label: str
-    number: int  # of the setting
-    setting: dict[str, Any]  # of the grid
+    number: int  # the setting's position in the grid, from 1
+    setting: dict[str, Any]  # key.sub -> value
     config: Config
     folder: str
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a label, and by what figures."""
+    """The setting that was chosen for a label, and the scores of all its settings."""
 
     label: str
     setting: dict[str, Any]
-    scores: list[tuple[dict[str, Any], float | None]]  # of all settings; None: training diverged
-    runs: list[RecordedRun]  # none where all settings diverged
+    scores: list[tuple[dict[str, Any], float | None]]  # (setting, score); None: training diverged
+    runs: list[RecordedRun]  # of the chosen setting; empty if all settings diverged
 
     def described(self) -> str:
+        """The chosen setting as text."""
         return ", ".join(f"{key} {value}" for key, value in self.setting.items()) or (
             "as given" if self.runs else "all diverged"
         )
 
 
 def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
-    """The experiment of a file and all its trials; every config in it is checked."""
+    """The experiment in a file and all its trials, whose configs are checked."""
     schema, tree = Schema(TABLES, path.resolve().parent), read_yaml(path)
     require("rounds" not in tree, f"{path} is the config of one run; train it with `fedadc run {path}`.")
     experiment = schema.build(Experiment, tree)
     trials = list(_trials(experiment, schema))
     for trial in trials:
         method, measured = trial.config.method, {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
-        known = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
-        require(
-            experiment.choose_by in {f"validation_{metric}" for metric in known},
-            f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "
-            f"{', '.join(f'validation_{metric}' for metric in sorted(known))} (see evaluate.metrics).",
-        )
+        names = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
+        metrics = sorted(f"validation_{name}" for name in names)
+        if experiment.choose_by not in metrics:
+            raise FedadcError(
+                f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "
+                f"{', '.join(metrics)} (see evaluate.metrics)."
+            )
     return experiment, trials
 
 
 def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
+    """Every setting of every label with every seed."""
     folders: dict[str, str] = {}
     for label, tree in experiment.runs.items():
         candidate = schema.build(Candidate, tree or {}, f"runs.{label}")
@@ -125,13 +128,13 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
         points = list(product(*grid))
         require(
             len(points) == experiment.budget,
-            f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every one.",
+            f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every run.",
         )
         slug = re.sub(r"[^\w+]+", "-", label.lower()).strip("-")
         require(bool(slug), f"runs: the label {label!r} has no letter or digit to name its folder after.")
         other = folders.setdefault(slug, label)
         require(other == label, f"runs {other!r} and {label!r} would share the folder {slug!r}; rename one of them.")
-        marks = set()
+        hashes = set()
         for number, point in enumerate(points, start=1):
             tree = overlay(experiment.base, candidate.set)
             for key, value in point:
@@ -140,30 +143,31 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
                 config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
                 require(
                     config.data.validation is not None,
-                    f"runs.{label} has no validation data, on which settings could be chosen; set data.validation.",
+                    f"runs.{label} has no validation data to choose a setting by; set data.validation.",
                 )
-                mark = _mark(config)
-                yield Trial(label, number, dict(point), config, f"{slug}/{mark}-seed{seed}")
-            require(mark not in marks, f"runs.{label}.grid has the setting {dict(point)} twice.")
-            marks.add(mark)
+                setting_hash = _hash_without_seed(config)
+                yield Trial(label, number, dict(point), config, f"{slug}/{setting_hash}-seed{seed}")
+            require(setting_hash not in hashes, f"runs.{label}.grid has the setting {dict(point)} twice.")
+            hashes.add(setting_hash)
 
 
-def _mark(config: Config) -> str:
-    """Short for a config but its seed, so that a changed file never takes old runs for its own."""
+def _hash_without_seed(config: Config) -> str:
+    """A short hash of a config without its seed. It names folders, so a changed experiment never reuses old runs."""
     tree = {key: value for key, value in config.tree().items() if key != "seed"}
     return hashlib.blake2b(json.dumps(tree, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
 
 
 def unfinished(trials: Sequence[Trial], out: Path) -> list[Trial]:
+    """The trials that have no finished run in `out`."""
     return [trial for trial in trials if not _finished(out / trial.folder, trial.config)]
 
 
 def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
-    """Refuse a row that makes no sense before anything is trained."""
-    seen: set[str] = set()
+    """Check the first config of every label with its data, so that a mistake is found before anything is trained."""
+    checked: set[str] = set()
     for trial in trials:
-        if trial.label not in seen:
-            seen.add(trial.label)
+        if trial.label not in checked:
+            checked.add(trial.label)
             try:
                 prepare(trial.config, data_dir)
             except FedadcError as error:
@@ -173,11 +177,11 @@ def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
 def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
 ) -> set[str]:
-    """Train these, several at once; returns the folders of those that diverged. Any other failure is an error."""
+    """Train these trials, `jobs` at once; returns the folders of those that diverged. Any other failure is an error."""
     diverged: set[str] = set()
     failed: dict[str, str] = {}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_with_the_parent) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_exit_with_parent) as pool:
         try:
             with blocked_interrupts():
                 running = {
@@ -193,7 +197,7 @@ def run_trials(
                 watch(trial.label, record)
         except BrokenProcessPool:
             raise FedadcError(
-                "a training process was killed, perhaps for want of memory; use fewer --jobs. What is finished is kept."
+                "a training process was killed, perhaps for lack of memory; use fewer --jobs (finished runs are kept)."
             ) from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -203,8 +207,8 @@ def run_trials(
     return diverged
 
 
-def _leave_with_the_parent() -> None:
-    """A process of the pool would wait for ever for work from a parent that was killed."""
+def _exit_with_parent() -> None:
+    """End this process of the pool when its parent ends; else it would wait forever for work from a killed parent."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -218,18 +222,18 @@ def _leave_with_the_parent() -> None:
 def _train(
     tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None
 ) -> tuple[dict[str, Any], str | None, bool]:
-    """In a process of its own: the last record, or why there is none, and whether it diverged."""
+    """Train in a process of the pool: the last record, or the reason for a failure and whether training diverged."""
     try:
         config = load_config(tree, folder=folder)
-        return _run_on(config, out, data_dir).history[-1], None, False
+        return _run_or_resume(config, out, data_dir).history[-1], None, False
     except FedadcError as error:
         return {}, str(error), isinstance(error, Diverged)
-    except Exception as error:  # a bug in a user's own method must not end the others' runs
+    except Exception as error:  # a bug in a user's own method must not stop the other runs
         return {}, f"{type(error).__name__}: {one_line(error)}", False
 
 
-def _run_on(config: Config, out: Path, data_dir: Path | None) -> RunResult:
-    """From its last checkpoint; from the beginning where there is none that fits."""
+def _run_or_resume(config: Config, out: Path, data_dir: Path | None) -> RunResult:
+    """Resume from the last checkpoint, or start again if there is none that fits the config."""
     try:
         return run(config, out=out, resume=True, data_dir=data_dir, notes=lambda _: None)
     except CannotResume:
@@ -241,13 +245,14 @@ def _finished(path: Path, config: Config) -> bool:
         last = read_run(path).records[-1]
     except FedadcError:
         return False
-    known = (path / MODEL).is_file() and model_origin(path / MODEL)[1] in (last["round"], 0)  # not of an interruption
-    saved = known or not config.method.federated
+    # The model of an earlier round was saved at an interruption; 0: the file does not say its round.
+    is_final = (path / MODEL).is_file() and model_origin(path / MODEL)[1] in (last["round"], 0)
+    saved = is_final or not config.method.federated
     return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
 
 
 def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, diverged: Collection[str]) -> list[Choice]:
-    """The best setting of every label, by the mean over seeds on validation data; the first of equals."""
+    """The best setting of every label, by the mean over seeds on validation data; of equal ones the first."""
     choices = []
     sign = 1 if higher_is_better(experiment.choose_by) else -1
     for label in experiment.runs:
@@ -260,14 +265,14 @@ def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, diverged:
             if not any(t.folder in diverged for t in members):
                 scores[number] = statistics.mean(final(read_run(out / t.folder), experiment.choose_by) for t in members)
         best = settings[max(scores, key=lambda number: sign * scores[number])] if scores else []
-        figures = [(members[0].setting, scores.get(number)) for number, members in settings.items()]
+        all_scores = [(members[0].setting, scores.get(number)) for number, members in settings.items()]
         runs = [read_run(out / t.folder) for t in best]
-        choices.append(Choice(label, best[0].setting if best else {}, figures, runs))
+        choices.append(Choice(label, best[0].setting if best else {}, all_scores, runs))
     return choices
 
 
 def write_choices(choices: Sequence[Choice], choose_by: str, path: Path) -> None:
-    """All settings with their validation figures, the chosen ones marked."""
+    """Write a JSON file with the chosen setting and the validation scores of all settings of every label."""
     tree = {
         choice.label: {
             "chosen": choice.setting,

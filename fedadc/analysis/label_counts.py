@@ -1,4 +1,4 @@
-"""Who holds what: the clients × classes picture of a partition."""
+"""Label counts of a partition: how many samples of each class every client holds, as numbers and as a plot."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from fedadc.config.settings import Config
 from fedadc.data.dataset import Array
 from fedadc.partitions import Natural, deal
 
-DRAWN_CLIENTS = 200
+PLOTTED_CLIENTS = 200  # at most
 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    name: str
-    rule: str
+    """The samples per client and class of a partitioned data set."""
+
+    name: str  # of the data set
+    rule: str  # name and settings of the partition
     classes: tuple[str, ...]
-    clients: tuple[str, ...]  # names where the data has them, else numbers
+    clients: tuple[str, ...]  # names if the data has them, else numbers
     counts: Array  # [clients, classes]
     parts: dict[str, int]  # samples per split
     notes: tuple[str, ...]
@@ -31,13 +33,13 @@ class LabelCounts:
         sizes, labels = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
         parts = ", ".join(f"{n:,} {part}" for part, n in self.parts.items())
         return (
-            f"{self.name}: {parts}; {len(self.counts):,} clients by {self.rule}, {_range(sizes)} samples and "
+            f"{self.name}: {parts}; {len(self.counts):,} clients, partition {self.rule}, {_range(sizes)} samples and "
             f"{_range(labels)} labels each"
         )
 
-    def sample(self, most: int) -> Array:
-        """Client numbers, evenly spread where there are too many to draw."""
-        return np.unique(np.linspace(0, len(self.counts) - 1, min(most, len(self.counts))).astype(int))
+    def sample(self, limit: int) -> Array:
+        """The numbers of all clients, or of `limit` evenly spread ones if there are more."""
+        return np.unique(np.linspace(0, len(self.counts) - 1, min(limit, len(self.counts))).astype(int))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -57,7 +59,7 @@ def _range(values: Array) -> str:
 
 
 def label_counts(config: Config, data_dir: str | Path | None = None) -> LabelCounts:
-    """The partition that a run of this config would use."""
+    """The label counts of the partition that a run of this config uses."""
     config, data = load_data(config, data_dir)
     seed = config.seed if config.data.seed is None else config.data.seed
     clients = deal(data, config.data.partition, config.data.clients, seed)
@@ -70,28 +72,28 @@ def label_counts(config: Config, data_dir: str | Path | None = None) -> LabelCou
     return LabelCounts(data.name, rule, data.classes, names, counts, parts, data.notes)
 
 
-def plot_label_counts(found: LabelCounts, path: Path) -> None:
-    """A dot per client and class; its area is the number of samples."""
+def plot_label_counts(data: LabelCounts, path: Path) -> None:
+    """Plot one dot per client and class; its area is proportional to the number of samples."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = found.sample(DRAWN_CLIENTS)
-    counts = found.counts[shown]
-    figure = Figure(figsize=(min(14, 5 + 0.06 * len(shown)), min(12, 2 + 0.22 * len(found.classes))), dpi=150,
+    shown = data.sample(PLOTTED_CLIENTS)
+    counts = data.counts[shown]
+    figure = Figure(figsize=(min(14, 5 + 0.06 * len(shown)), min(12, 2 + 0.22 * len(data.classes))), dpi=150,
                     layout="constrained")  # fmt: skip
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     column, row = np.nonzero(counts)
     axes.scatter(column, row, s=60 * counts[column, row] / max(1, counts.max()), color="#2563eb", alpha=0.8, lw=0)
     axes.set_xlim(-1, len(shown))
-    axes.set_ylim(len(found.classes) - 0.5, -0.5)
+    axes.set_ylim(len(data.classes) - 0.5, -0.5)
     ticks = np.arange(0, len(shown), max(1, round(len(shown) / 10)))
-    names = [found.clients[shown[t]] for t in ticks]
+    names = [data.clients[shown[t]] for t in ticks]
     axes.set_xticks(ticks, names, rotation=30 if max(map(len, names)) > 4 else 0)
-    few = len(found.classes) <= 30
-    axes.set_yticks(range(len(found.classes)) if few else [], found.classes if few else [])
-    axes.set_xlabel("client" if len(shown) == len(found.counts) else f"client ({len(shown)} of {len(found.counts):,})")
+    few = len(data.classes) <= 30
+    axes.set_yticks(range(len(data.classes)) if few else [], data.classes if few else [])
+    axes.set_xlabel("client" if len(shown) == len(data.counts) else f"client ({len(shown)} of {len(data.counts):,})")
     axes.set_ylabel("class")
-    axes.set_title(f"{found.name}, {found.rule}; area: samples (largest {counts.max():,})", loc="left", fontsize=10)
+    axes.set_title(f"{data.name}, {data.rule}; dot area: samples (at most {counts.max():,})", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     save_png(figure, path)

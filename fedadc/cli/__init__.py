@@ -1,1 +1,1 @@
-"""The command line: parses, calls, shows."""
+"""The command line interface: parse arguments, call the package, show results."""

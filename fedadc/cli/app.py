@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that `--help` stays quick."""
+"""The `fedadc` command and its subcommands. Each imports what it needs only when it runs, which keeps `--help` fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +16,12 @@ from fedadc.errors import FedadcError
 
 app = typer.Typer(
     name="fedadc",
-    help="Federated learning with FedADC: train, compare and inspect.",
+    help="Federated learning with FedADC: train models, compare runs, inspect data.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-data_app = typer.Typer(help="Get data sets, and look at who holds what.", no_args_is_help=True)
+data_app = typer.Typer(help="Download data sets, and show which client holds which labels.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 app.command()(training.run)
@@ -38,7 +38,9 @@ data_app.command("show")(data.data_show)
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Show the version and exit.")] = False,
+) -> None:
     if version:
         from fedadc.system.version import __version__
 
@@ -47,44 +49,51 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one sentence and exit code 2, an interruption exit code 130."""
+    """The entry point. A user error prints one sentence and exits with 2; a signal exits with 128 + its number."""
     logging.getLogger("fedadc").handlers[:] = [_Warnings(logging.WARNING)]
     from fedadc.system.signals import ignoring_signals, last_signal, stopping_on_signals
 
     try:
         with stopping_on_signals():
-            code = typer.main.get_command(app).main(prog_name="fedadc", standalone_mode=False)
-    except BrokenPipeError:  # `| head` has what it wanted
+            code = _command().main(prog_name="fedadc", standalone_mode=False)
+    except BrokenPipeError:  # the reader closed the pipe, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (FedadcError, OSError) as error:
-        where = getattr(error, "__notes__", [])[:1]  # in which round, by which client
-        print(f"error: {error}" + "".join(f" ({note})" for note in where), file=sys.stderr)
+        location = getattr(error, "__notes__", [])[:1]  # the round and the client
+        print(f"error: {error}" + "".join(f" ({note})" for note in location), file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
-        if isinstance(error, MemoryError) or "not enough memory" in str(error):  # torch's way to say so
-            print("error: memory is not enough for this; choose a smaller model or less data.", file=sys.stderr)
+        if isinstance(error, MemoryError) or "not enough memory" in str(error):  # torch raises a RuntimeError
+            print("error: out of memory; choose a smaller model or less data.", file=sys.stderr)
             sys.exit(2)
-        if not hasattr(error, "format_message"):  # a usage error of typer's has it
+        if not hasattr(error, "format_message"):  # only typer's usage errors have it
             raise
         message = " ".join(error.format_message().split()).rstrip(".")
-        if message:  # without a command the help has been shown
+        if message:  # empty without a command: typer has already shown the help
             print(f"error: {message}; see `fedadc --help`.", file=sys.stderr)
         code = 2
-    if code == 130:  # typer's code for any KeyboardInterrupt
+    if code == 130:  # typer's exit code for every KeyboardInterrupt, which any of our signals raises
         ignoring_signals()
         number = last_signal()
         code = 128 + number
-        print(
-            "interrupted." if number == signal.SIGINT else f"ended by {signal.Signals(number).name}.", file=sys.stderr
-        )
+        name = signal.Signals(number).name
+        print("interrupted." if number == signal.SIGINT else f"terminated by {name}.", file=sys.stderr)
     sys.exit(code or 0)
 
 
+def _command() -> Any:
+    """The tree of commands. Typer would show the type `<bool>` beside --help, which takes no value."""
+    root: Any = typer.main.get_command(app)
+    for command in (root, *root.commands.values(), *root.commands["data"].commands.values()):
+        command.get_help_option(typer.Context(command)).metavar = ""
+    return root
+
+
 class _Warnings(logging.Handler):
-    """Warnings as lines of their own, above a progress bar if there is one: it stands in for sys.stderr."""
+    """Prints each warning on its own line. A progress bar replaces sys.stderr, so they appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Commands that help to write a config: list, init."""
+"""The commands that help to write a config: `list` and `init`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def list_table(
     what: Annotated[
         str,
         typer.Argument(
-            help="methods, objectives, presets, datasets, models, partitions, schedules, selections, downlinks, "
-            "uplinks or distributions."
+            help="The table to show: methods, objectives, presets, datasets, models, partitions, schedules, "
+            "selections, downlinks, uplinks or distributions."
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Show what can be named in a config, with settings and defaults."""
+    """List the methods, models, data sets and other names for a config, with settings and defaults."""
     from fedadc.cli.catalog import entries
     from fedadc.cli.terminal import catalog_table
 
     catalog_table(what, entries(what), json)
 
 
-def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedadc.yaml")) -> None:
+def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("fedadc.yaml")) -> None:
     """Write a commented starter config."""
     from fedadc.config.starter import STARTER
     from fedadc.errors import require
 
-    require(not path.exists(), f"{path} exists already; choose another name.")
+    require(not path.exists(), f"{path} already exists; choose another name.")
     try:
         path.write_text(STARTER, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Commands for data sets: get, show."""
+"""The commands `data get` and `data show`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from fedadc.cli.options import DataDir, Json, Overrides
 
 
 def data_get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10 or cifar100.")],
+    name: Annotated[str, typer.Argument(help="The data set: mnist, fashion_mnist, cifar10 or cifar100.")],
     data_dir: DataDir = None,
-    origin: Annotated[str | None, typer.Option("--from", help="Another address, a folder or an archive.")] = None,
+    origin: Annotated[str | None, typer.Option("--from", help="Another source: a URL, a folder or an archive.")] = None,
 ) -> None:
-    """Download a data set, check it and unpack it."""
+    """Download a data set, verify its checksums and unpack it."""
     from fedadc.cli.terminal import progress_of_download, say
     from fedadc.data.loaders.download import get
 
     with progress_of_download() as progress:
-        place = get(name, data_dir, origin, progress)
-    say(f"{name} is in {place}")
+        folder = get(name, data_dir, origin, progress)
+    say(f"{name} is in {folder}")
 
 
 def data_show(
     config: Annotated[Path, typer.Argument(help="A YAML config.")],
     overrides: Overrides = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the picture goes as PNG.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Also save the table as a plot (PNG).")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Draw who holds what: clients × classes."""
+    """Show how many samples of each class every client holds."""
     from fedadc.analysis.label_counts import label_counts, plot_label_counts
     from fedadc.cli.terminal import label_counts_table, say
     from fedadc.runs.record import load_config
 
-    found = label_counts(load_config(config, overrides or []), data_dir)
+    counts = label_counts(load_config(config, overrides or []), data_dir)
     if plot_file is not None:
-        plot_label_counts(found, plot_file)
-    label_counts_table(found, json)
+        plot_label_counts(counts, plot_file)
+    label_counts_table(counts, json)
     if plot_file is not None and not json:
         say(f"plot:  {plot_file}")

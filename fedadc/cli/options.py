@@ -1,4 +1,7 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share.
+
+An empty metavar keeps typer from showing `<bool>` beside a flag that takes no value.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,18 @@ from typing import Annotated
 import typer
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where data sets lie (else FEDADC_DATA, else a cache folder).")
+    Path | None, typer.Option("--data-dir", help="Folder of the data sets (default: FEDADC_DATA, or a cache folder).")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON instead of a table.")]
+Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.")]
 Workers = Annotated[
-    str, typer.Option(help="Processes that train clients: auto (a core each), a number, or 0 (this process).")
+    str,
+    typer.Option(help="Processes that train clients: auto (one per core), a number, or 0 (train in this process)."),
 ]
-WorkersPerGpu = Annotated[int, typer.Option(min=1, help="What auto means on each GPU of --device cuda.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that stands in the way.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings to change.")]
+WorkersPerGpu = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Workers per GPU with --workers auto and --device cuda.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing runs.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Config settings to override, e.g. local.lr=0.05.")
+]

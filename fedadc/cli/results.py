@@ -1,4 +1,4 @@
-"""Commands that work on finished runs: compare, evaluate, personalize."""
+"""The commands that work on finished runs: `compare`, `evaluate` and `personalize`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from fedadc.cli.options import DataDir, Device, Json
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
     target: Annotated[
-        float | None, typer.Option(help="The value whose first round is told (else 90 % of the best).")
+        float | None,
+        typer.Option(help="Metric value to reach; the table shows how long it took (default: 90 % of the best)."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="What is compared and plotted.")] = "test_accuracy",
+    metric: Annotated[str, typer.Option(help="Metric to compare and plot.")] = "test_accuracy",
     x: Annotated[
         str,
         typer.Option(
-            "--x", help="Against what: round, bytes, bytes_up, bytes_down, virtual_seconds, seconds, samples."
+            "--x", help="Measure of progress: round, bytes, bytes_up, bytes_down, virtual_seconds, seconds or samples."
         ),
     ] = "round",
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes (else no plot).")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Also save the curves as a plot (PNG).")] = None,
     json: Json = False,
 ) -> None:
-    """Compare runs: mean ± std over seeds, rounds to a target, bytes, and a plot."""
+    """Compare runs in a table: mean ± std over seeds, rounds to a target, bytes sent; optionally plot them."""
     from fedadc.analysis.compare import as_json, summarize
     from fedadc.analysis.plots import plot
     from fedadc.cli.terminal import comparison, find_runs, note, say
@@ -48,44 +49,50 @@ def compare(
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
-    data: Annotated[Path | None, typer.Option(help="Other samples: .npz, .csv or a folder of images.")] = None,
-    metrics: Annotated[str, typer.Option(help="Further ones, e.g. top5,macro_f1,per_class.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Other samples to evaluate on: .npz, .csv or a folder of images.")
+    ] = None,
+    metrics: Annotated[str, typer.Option(help="Additional metrics, e.g. top5,macro_f1,per_class.")] = "",
     data_dir: DataDir = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Evaluate the saved model of a run on its own test data, or on other data."""
+    """Evaluate the saved model of a run on the run's test data, or on other data."""
     from fedadc.system.processes import import_torch
 
     import_torch()
     from fedadc.cli.terminal import metrics_table
     from fedadc.runs.evaluate import evaluate_run
 
-    found = evaluate_run(run, data, [m.strip() for m in metrics.split(",") if m.strip()], data_dir, device)
-    metrics_table(found, json)
+    values = evaluate_run(run, data, [m.strip() for m in metrics.split(",") if m.strip()], data_dir, device)
+    metrics_table(values, json)
 
 
 def personalize(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
-    clients: Annotated[str | None, typer.Option(help="Which, e.g. 0-9,12 (else all).")] = None,
-    regularizer: Annotated[list[str] | None, typer.Option(help="none, prox or confidence; may be repeated.")] = None,
-    layers: Annotated[str, typer.Option(help="What is tuned: head (the classifier) or all.")] = "head",
-    model: Annotated[str | None, typer.Option(help="NAME of a model-NAME.safetensors (else the judged one).")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="What the clients hold now: .npz, .csv, or .yaml with a `data` node.")
+    clients: Annotated[str | None, typer.Option(help="Clients to personalize, e.g. 0-9,12 (default: all).")] = None,
+    regularizer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="none (the default), prox or confidence; may be repeated.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over a client's own data.")] = 2,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (else the run's local.lr).")] = None,
-    mu: Annotated[float | None, typer.Option(help="Of prox (else 0.01).")] = None,
-    lam: Annotated[float | None, typer.Option(help="Of confidence (else 0.35).")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the results (else RUN/personal).")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="A picture of all runs together.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that stand in the way.")] = False,
+    layers: Annotated[str, typer.Option(help="Layers to tune: head (the classifier) or all.")] = "head",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Start from model-NAME.safetensors (default: model.safetensors).")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The clients' new data: .npz, .csv, or .yaml with a `data` node.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over each client's data.")] = 2,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: local.lr of the run).")] = None,
+    mu: Annotated[float | None, typer.Option(help="Weight of the prox regularizer (default: 0.01).")] = None,
+    lam: Annotated[float | None, typer.Option(help="Weight of the confidence regularizer (default: 0.35).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results (default: RUN/personal).")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Also save one plot of all runs (PNG).")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing results.")] = False,
     data_dir: DataDir = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Give every client of a run its own model, tuned on its own data, and measure it on its own test share."""
+    """Personalize runs: tune the model on each client's own data, and evaluate it on the client's own test share."""
     from fedadc.system.processes import import_torch
 
     import_torch()
@@ -95,12 +102,9 @@ def personalize(
     from fedadc.personal.results import as_json
 
     request: dict[str, Any] = {
-        "clients": clients,
-        "regularizers": regularizer or ["none"],
-        "layers": layers,
-        "model": model,
-    }
-    request |= {"data": data, "epochs": epochs, "lr": lr, "mu": mu, "lam": lam}
+        "clients": clients, "regularizers": regularizer or ["none"], "layers": layers, "model": model,
+        "data": data, "epochs": epochs, "lr": lr, "mu": mu, "lam": lam,
+    }  # fmt: skip
     with progress_of_clients() as watch:
         result = personalize_runs(
             runs, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch, **request
@@ -111,5 +115,5 @@ def personalize(
         typer.echo(as_json(result.rows))
         return
     personal_table(result.rows)
-    for folder in [*result.folders, *([plot_file] if plot_file is not None else [])]:
-        say(f"written: {folder}")
+    for path in [*result.folders, *([plot_file] if plot_file is not None else [])]:
+        say(f"written: {path}")

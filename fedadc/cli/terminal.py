@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress with ETA, tables that fit, pictures in characters."""
+"""Terminal output: progress with the remaining time, tables that fit the window, charts of characters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedadc.training.state import Metrics
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Whoever read along has left; training goes on."""
+        """Continue without output when its reader has closed the pipe, so that training is not stopped."""
         self.quiet = True
 
 
@@ -44,40 +44,43 @@ out = _Console()
 err = _Console(stderr=True)
 SHADES = " ░▒▓█"
 SHOWN_CLIENTS = 40
-SILENCE = 30  # seconds without a word, at most, where rounds are quicker
+MAX_SILENCE = 30  # seconds after which the next finished round is printed in any case
 
 
 def say(text: str) -> None:
+    """Print a line to stdout."""
     out.print(Text(text), soft_wrap=True)
 
 
 def note(text: str) -> None:
+    """Print a note to stderr."""
     err.print(Text(f"note: {text}"), soft_wrap=True)
 
 
 class _Lines:
-    """Progress where there is no terminal: a line now and then."""
+    """Progress without a terminal: a line every tenth of the way."""
 
     def __init__(self, total: int, unit: str) -> None:
         self.total, self.unit, self.done, self.start = total, unit, 0, 0
-        self.began = self.said = time.monotonic()
+        self.began = self.last_line = time.monotonic()
 
     def begin_at(self, done: int) -> None:
-        """Of a run that goes on."""
+        """Start the count at the round from which a run is resumed."""
         self.done = self.start = done
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
         self.done += 1
         now = time.monotonic()
         tenth = self.done % max(1, self.total // 10) == 0
-        if tenth or self.done == self.total or now - self.said > SILENCE:
-            self.said = now
+        if tenth or self.done == self.total or now - self.last_line > MAX_SILENCE:
+            self.last_line = now
             left = (now - self.began) / (self.done - self.start) * (self.total - self.done)
-            parts = (f"{what}: {self.done}/{self.total} {self.unit}", _state(record), f"{left:.0f} s left")
+            parts = (f"{what}: {self.done}/{self.total} {self.unit}", _latest_metric(record), f"{left:.0f} s left")
             err.print(Text(", ".join(filter(None, parts))), soft_wrap=True)
 
 
-def _state(record: dict[str, Any]) -> str:
+def _latest_metric(record: dict[str, Any]) -> str:
+    """The accuracy of a record, or else its training loss."""
     for name, shown in (("personal_accuracy", "personal accuracy"), ("test_accuracy", "accuracy")):
         if isinstance(accuracy := record.get(name), float):
             return f"{shown} {100 * accuracy:5.1f} %"
@@ -86,20 +89,20 @@ def _state(record: dict[str, Any]) -> str:
 
 
 class _Bar:
-    """Progress in a terminal."""
+    """Progress in a terminal: a bar."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.last = progress, ""
-        self.task = progress.add_task("starting", total=total, state="")
+        self.task = progress.add_task("starting", total=total, metric="")
 
     def begin_at(self, done: int) -> None:
         self.progress.reset(self.task, completed=done)
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
-        state = _state(record)
-        if "accuracy" in state or "accuracy" not in self.last:
-            self.last = state
-        self.progress.update(self.task, advance=1, description=what, state=self.last)
+        metric = _latest_metric(record)
+        if "accuracy" in metric or "accuracy" not in self.last:  # keep showing the last accuracy between evaluations
+            self.last = metric
+        self.progress.update(self.task, advance=1, description=what, metric=self.last)
 
 
 @contextmanager
@@ -111,7 +114,7 @@ def _bar(total: int, unit: str = "rounds") -> Iterator[_Lines | _Bar]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[metric]}"),
         TextColumn("eta"),
         TimeRemainingColumn(),
     )
@@ -121,7 +124,7 @@ def _bar(total: int, unit: str = "rounds") -> Iterator[_Lines | _Bar]:
 
 @contextmanager
 def progress_of_run(rounds: int, name: str) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
-    """A watcher of rounds, and a place for notes on the data."""
+    """Callbacks of a run: one for the record of every round, one for notes on the data."""
     with _bar(rounds) as bar:
         first = True
 
@@ -137,12 +140,13 @@ def progress_of_run(rounds: int, name: str) -> Iterator[tuple[Callable[[dict[str
 
 @contextmanager
 def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    seen: dict[str, int] = {}
+    """A callback for the record of every round of several runs, one after another."""
+    numbers: dict[str, int] = {}
 
     with _bar(rounds) as bar:
 
         def watch(name: str, record: dict[str, Any]) -> None:
-            number = seen.setdefault(name, len(seen) + 1)
+            number = numbers.setdefault(name, len(numbers) + 1)
             bar.advance(f"{number:>2}/{runs} {name:<24}", record)
 
         yield watch
@@ -150,20 +154,21 @@ def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str
 
 @contextmanager
 def progress_of_trials(trials: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """A callback for the last record of every trial of an experiment."""
     with _bar(trials, "runs") as bar:
         yield bar.advance
 
 
 @contextmanager
 def progress_of_clients() -> Iterator[Callable[[str, int], None]]:
-    """A bar for each run, one after another."""
+    """A callback for every personalized client; each run has its own bar, one after another."""
     bars: dict[str, _Lines | _Bar] = {}
-    with ExitStack() as shown:
+    with ExitStack() as current:
 
         def watch(run: str, clients: int) -> None:
             if run not in bars:
-                shown.close()
-                bars[run] = shown.enter_context(_bar(clients, "clients"))
+                current.close()
+                bars[run] = current.enter_context(_bar(clients, "clients"))
             bars[run].advance(run, {})
 
         yield watch
@@ -171,6 +176,7 @@ def progress_of_clients() -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A callback for the file, the bytes so far and the bytes in total; None without a terminal."""
     if not err.is_terminal:
         yield None
         return
@@ -193,10 +199,11 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
-    """What was chosen for each, and on which figures."""
-    table = Table(title=f"chosen by {choose_by.replace('_', ' ')}", title_justify="left")
-    for heading in ("run", "chosen", "of", "diverged"):
-        table.add_column(heading, justify="left" if heading in ("run", "chosen") else "right")
+    """The setting that was chosen for each run of an experiment."""
+    title = f"best setting of each run by {choose_by.replace('_', ' ')}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("run", "best setting", "settings", "diverged"):
+        table.add_column(heading, justify="left" if heading in ("run", "best setting") else "right")
     for choice in choices:
         scores = [score for _, score in choice.scores]
         table.add_row(Text(choice.label), Text(choice.described()), str(len(scores)), str(scores.count(None)))
@@ -205,8 +212,8 @@ def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
 
 def comparison(rows: Sequence[Summary], title: str) -> None:
     headings, cells = table_rows(rows)
-    note = "mean ± std over seeds of the last 10 rounds' mean; bytes per client and round"
-    table = Table(title=title, title_justify="left", caption=note, caption_justify="left")
+    caption = "mean of the last 10 rounds, then mean ± std over seeds; up, down: bytes per client and round"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
     for row in cells:
@@ -217,12 +224,12 @@ def comparison(rows: Sequence[Summary], title: str) -> None:
 def personal_table(rows: Sequence[ResultRow]) -> None:
     headings, cells = personal_rows(rows)
     caption = (
-        "accuracy in % on each client's own test share: mean (± std) over clients, and over all their samples, global "
-        "→ personal; gained, lost: % of clients"
+        "accuracy (%) on each client's own test share; global, personal: mean (± std) over clients; all samples: over "
+        "the test samples of all clients, global → personal; gained, lost: % of clients"
     )
-    without = max(row.figures().clients - row.figures().tested for row in rows)
-    if without:
-        caption += f"; clients without a test sample, left out: {without}"
+    untested = max(row.figures().clients - row.figures().tested for row in rows)
+    if untested:
+        caption += f"; clients without test samples, not counted: {untested}"
     table = Table(caption=caption, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
@@ -233,26 +240,26 @@ def personal_table(rows: Sequence[ResultRow]) -> None:
 
 def run_summary(result: RunResult) -> None:
     last = result.history[-1]
-    known = [f"{k.replace('_', ' ')} {v:.4f}" for k, v in last.items() if isinstance(v, float) and "_" in k]
-    say(f"round {last['round']}: {', '.join(known)}")
+    metrics = [f"{k.replace('_', ' ')} {v:.4f}" for k, v in last.items() if isinstance(v, float) and "_" in k]
+    say(f"round {last['round']}: {', '.join(metrics)}")
     if last["round"] < result.config.rounds:
-        say(f"stopped early: accuracy {result.config.stop.accuracy} is reached")
-    bad = Counter(client for record in result.history for client in record.get("skipped", []))
-    if bad:
-        worst = ", ".join(f"{client} ({times} ×)" for client, times in bad.most_common(5))
-        note(f"{bad.total()} updates were not finite and left out (`skipped` in metrics.jsonl), of clients {worst}")
+        say(f"stopped early: reached accuracy {result.config.stop.accuracy}")
+    skipped = Counter(client for record in result.history for client in record.get("skipped", []))
+    if skipped:
+        most = ", ".join(f"{client} ({times} ×)" for client, times in skipped.most_common(5))
+        note(f"skipped {skipped.total()} updates that were not finite (`skipped` in metrics.jsonl); clients: {most}")
     say(f"run:   {result.out}")
 
 
-def metrics_table(found: dict[str, Metrics], as_json: bool) -> None:
+def metrics_table(values: dict[str, Metrics], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(values, indent=2))
         return
     table = Table()
-    table.add_column("samples")
+    table.add_column("data")
     table.add_column("metric")
     table.add_column("value", justify="right", overflow="fold")
-    for split, metrics in found.items():
+    for split, metrics in values.items():
         for name, value in metrics.items():
             shown = f"{value:.4f}" if isinstance(value, float) else " ".join(
                 "–" if v is None else f"{v:.3f}" for v in value)  # fmt: skip
@@ -265,7 +272,7 @@ def catalog_table(what: str, entries: Sequence[CatalogEntry], as_json: bool) -> 
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
     table = Table(title=what, title_justify="left")
-    for heading in ("name", "what it is", "settings"):
+    for heading in ("name", "description", "settings"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "name")
     for entry in entries:
         settings = "\n".join(f"{k}: {v}" for k, v in entry.settings.items())
@@ -273,7 +280,7 @@ def catalog_table(what: str, entries: Sequence[CatalogEntry], as_json: bool) -> 
     out.print(table)
     if not entries[0].facts:
         return
-    facts = Table(title="what travels (in models) and what else it takes", title_justify="left")
+    facts = Table(title="communication (× model size), client state, extra computation", title_justify="left")
     for heading in ("name", *entries[0].facts):
         facts.add_column(heading, no_wrap=heading == "name")
     for entry in entries:
@@ -281,38 +288,39 @@ def catalog_table(what: str, entries: Sequence[CatalogEntry], as_json: bool) -> 
     out.print(facts)
 
 
-def label_counts_table(found: LabelCounts, as_json: bool) -> None:
-    """Clients × classes: the darker, the larger the share of the client's own data."""
+def label_counts_table(data: LabelCounts, as_json: bool) -> None:
+    """A character per client and class: the darker, the more samples relative to the client's largest class."""
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(data.as_dict()))
         return
-    say(found.describe())
-    width = min(len(found.classes), max(10, out.width - 30))
-    if any(len(c) > 1 for c in found.classes):
-        say("classes: " + ", ".join(f"{i} {c}" for i, c in enumerate(found.classes[:width])))
+    say(data.describe())
+    width = min(len(data.classes), max(10, out.width - 30))
+    if any(len(c) > 1 for c in data.classes):
+        say("classes: " + ", ".join(f"{i} {c}" for i, c in enumerate(data.classes[:width])))
     say(f"{'client':>14} {'samples':>8} " + "".join(str(i % 10) for i in range(width)))
-    for client in range(min(SHOWN_CLIENTS, len(found.counts))):
-        counts = found.counts[client]
+    for client in range(min(SHOWN_CLIENTS, len(data.counts))):
+        counts = data.counts[client]
         row = "".join(SHADES[min(4, int(-(-4 * c // max(1, counts.max()))))] for c in counts[:width])
-        say(f"{found.clients[client][:14]:>14} {int(counts.sum()):>8} {row}")
-    hidden = [f"{len(found.counts) - SHOWN_CLIENTS} more clients"] if len(found.counts) > SHOWN_CLIENTS else []
-    hidden += [f"{len(found.classes) - width} more classes"] if len(found.classes) > width else []
+        say(f"{data.clients[client][:14]:>14} {int(counts.sum()):>8} {row}")
+    hidden = [f"{len(data.counts) - SHOWN_CLIENTS} more clients"] if len(data.counts) > SHOWN_CLIENTS else []
+    hidden += [f"{len(data.classes) - width} more classes"] if len(data.classes) > width else []
     if hidden:
         say(f"({', '.join(hidden)}; --plot draws up to 200 clients)")
-    for note in found.notes:
+    for note in data.notes:
         say(f"note: {note}")
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Run directories among these paths or below them: an experiment's folder has a folder for each of its rows."""
+    """The run directories at these paths or up to two levels below; an experiment has a folder for each of its runs."""
     found: list[Path] = []
     for path in paths:
         if (path / "metrics.jsonl").is_file() or not path.is_dir():
             found.append(path)
             continue
         below = sorted(f.parent for depth in ("*", "*/*") for f in path.glob(f"{depth}/metrics.jsonl"))
-        below = [p for p in below if p.parent not in below]  # one that waits to be replaced lies in its successor
+        # A run that is being replaced is kept inside its successor until that is finished: leave it out.
+        below = [p for p in below if p.parent not in below]
         if not below:
-            raise FedadcError(f"{path} is not a run directory and holds none.")
+            raise FedadcError(f"{path} is not a run directory and contains none.")
         found += below
     return found

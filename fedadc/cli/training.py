@@ -1,4 +1,4 @@
-"""Commands that train: run, resume, demo, experiment."""
+"""The commands that train: `run`, `resume`, `demo` and `experiment`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Work
 def run(
     config: Annotated[Path, typer.Argument(help="A YAML config; `fedadc init` writes one.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory (else runs/CONFIG-seedN).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to write (default: runs/CONFIG-seedN).")] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="A method's settings of the paper (`fedadc list presets`), over CONFIG's.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Override CONFIG with the paper's settings of a method (see `fedadc list presets`); may be repeated.",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same as seed=N.")] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
     workers: Workers = "auto",
     workers_per_gpu: WorkersPerGpu = 1,
     overwrite: Overwrite = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out if there is one.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar="", help="Resume the run in --out if there is one.")
+    ] = False,
 ) -> None:
-    """Train by a config and leave a run directory."""
-    _get_ready(workers)
+    """Train from a config and write a run directory."""
+    _preload(workers)
     from fedadc.cli.terminal import progress_of_run, run_summary
     from fedadc.runs.record import load_config
     from fedadc.runs.runner import run as run_config
@@ -54,15 +60,17 @@ def run(
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="What may change, e.g. rounds=200.")
+        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Settings that may change, e.g. rounds=200.")
     ] = None,
     data_dir: DataDir = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps (else as before).")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps (default: as before).")
+    ] = None,
     workers: Workers = "auto",
     workers_per_gpu: WorkersPerGpu = 1,
 ) -> None:
-    """Go on with a run that was interrupted or killed, or prolong it; the result is that of a run in one go."""
-    _get_ready(workers)
+    """Resume an interrupted run, or extend a finished one. The result is bit-identical to an uninterrupted run."""
+    _preload(workers)
     from fedadc.cli.terminal import progress_of_run, run_summary
     from fedadc.errors import require
     from fedadc.runs.layout import CONFIG
@@ -87,12 +95,12 @@ def resume(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder of the demo's runs.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds per method.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Number of seeds per method.")] = 3,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """FedAvg, SlowMo, FedADC and FedADC+ on digits within a minute: a table and a plot."""
+    """Train FedAvg, SlowMo, FedADC and FedADC+ on digits within a minute; print a table and save a plot."""
     from fedadc.system.processes import import_torch
 
     import_torch()
@@ -116,13 +124,15 @@ def demo(
 
 
 def experiment(
-    file: Annotated[Path, typer.Argument(help="An experiment file; the experiments folder has some.")],
-    out: Annotated[Path | None, typer.Option(help="The folder of its runs (else runs/FILE).")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (else as many as there are cores).")] = None,
+    file: Annotated[Path, typer.Argument(help="An experiment file; for examples see the folder experiments.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/FILE).")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Train several methods, each with its grid of settings, and compare them at their best. Finished runs are kept."""
+    """Train several methods, each with a grid of settings, and compare them at their best. Finished runs are kept."""
     from fedadc.system.processes import import_torch
 
     import_torch()
@@ -138,13 +148,13 @@ def experiment(
     with folder_lock(out):
         todo = unfinished(trials, out)
         if len(todo) < len(trials):
-            kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} were finished before and are kept"
+            kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} are already finished and are kept"
             note(f"{kept}; if your data or code has changed since, choose another --out")
         with progress_of_trials(len(todo)) as watch:
             try:
                 diverged = run_trials(todo, out, jobs or os.cpu_count() or 1, data_dir, watch)
             except KeyboardInterrupt:
-                note("the same command goes on from here: what is finished is kept")
+                note("finished runs are kept; run the same command again to continue")
                 raise
         choices = choose(plan, trials, out, diverged)
         write_choices(choices, plan.choose_by, out / "choices.json")
@@ -160,10 +170,10 @@ def experiment(
         say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
 
 
-def _get_ready(workers: str) -> None:
-    """Import torch, here and in the server of the workers at the same time."""
+def _preload(workers: str) -> None:
+    """Import torch; at the same time, let the process server import it for the workers."""
     from fedadc.system.processes import import_torch, start_process_server
 
     if workers != "0":
-        start_process_server("fedadc.cli.app", "fedadc.engines.worker")
+        start_process_server("typer", "fedadc.engines.worker")
     import_torch()

@@ -1,7 +1,7 @@
-"""A virtual clock: how long a round would take on clients of given speed behind links of given bandwidth and latency.
+"""A virtual clock: how long a round would take on clients with given speed, bandwidth and latency.
 
-Nothing waits: times follow from bytes and steps. A synchronous server waits for the slowest client that reports; links
-do not share their bandwidth.
+Times are computed from bytes and steps; nothing really waits. The server is synchronous: a round ends when the slowest
+client that reports has sent its upload. Links do not share bandwidth.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from torch import Tensor
 from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError, one_line, require, require_file, require_types, undefined
 
-LARGEST_TRACE = 2**28  # bytes
-SLOWEST, LARGEST = 1e-3, 1e12  # bytes per second; of any figure
+MAX_TRACE = 2**28  # bytes
+MIN_BANDWIDTH = 1e-3  # bytes per second
+MAX_VALUE = 1e12  # of any setting of a client
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Base of all distributions; subclass it and write `draw`."""
+    """Base class of all distributions. Subclasses implement `draw`."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            require(0 <= value <= LARGEST, f"clock: {name} must lie between 0 and {LARGEST:g}, not {value}.")
+            require(0 <= value <= MAX_VALUE, f"clock: {name} must be between 0 and {MAX_VALUE:g}, not {value}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
+        """One value for each of `count` clients."""
         raise undefined(self, "draw(count, rng)")
 
     @staticmethod
     def of_number(value: float) -> dict[str, Any]:
-        """A bare number in a config."""
+        """The settings that a plain number in a config stands for."""
         return {"name": "constant", "value": value}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Distribution):
-    """The same for every client; a bare number says it too."""
+    """The same value for every client. A plain number in the config means the same."""
 
     value: float
 
@@ -68,10 +70,10 @@ class Between(Distribution):
 
 @dataclass(frozen=True, kw_only=True)
 class LogNormal(Distribution):
-    """Its logarithm is normal: most clients near the median, a few far slower or quicker."""
+    """Log-normal: most clients are near the median, a few are far slower or faster."""
 
     median: float
-    sigma: float = 0.5  # of the logarithm
+    sigma: float = 0.5  # standard deviation of the logarithm
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +86,7 @@ class LogNormal(Distribution):
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftedExponential(Distribution):
-    """At least `low`, and on top of it an exponential of the given mean."""
+    """`low` plus an exponentially distributed value with the given mean."""
 
     mean: float
     low: float = 0.0
@@ -100,66 +102,72 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {
 
 @dataclass(frozen=True)
 class Devices:
-    """Every client's figures, [clients] each."""
+    """Speed, bandwidth and latency of every client, one array [clients] each."""
 
-    step_seconds: Array
+    step_seconds: Array  # seconds per local step
     down: Array  # bytes per second
-    up: Array
-    latency: Array  # seconds, of one message
+    up: Array  # bytes per second
+    latency: Array  # seconds per message
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            least = SLOWEST if name in ("down", "up") else 0.0
-            bad = np.flatnonzero(~((values >= least) & (values <= LARGEST)))
-            require(
-                not len(bad),
-                f"clock.{name} must lie between {least:g} and {LARGEST:g}, but client {bad[0] if len(bad) else 0} has "
-                f"{values[bad[0]] if len(bad) else 0:g}.",
-            )
+            least = MIN_BANDWIDTH if name in ("down", "up") else 0.0
+            invalid = np.flatnonzero(~((values >= least) & (values <= MAX_VALUE)))
+            if len(invalid):
+                client = invalid[0]
+                raise FedadcError(
+                    f"clock.{name} must be between {least:g} and {MAX_VALUE:g}, but client {client} has "
+                    f"{values[client]:g}."
+                )
 
     def fingerprint(self) -> Tensor:
-        """A checksum of all figures."""
+        """A checksum of the values of all clients."""
         content = b"".join(values.astype(np.float64).tobytes() for values in vars(self).values())
         return torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8)
 
     def receiving(self, clients: Array, size: Array | int) -> Array:
-        """Seconds until so many bytes have come down; none where there are none."""
+        """Seconds until each client has received a message of `size` bytes; 0 if there is nothing to send."""
         return np.where(np.asarray(size) > 0, self.latency[clients] + size / self.down[clients], 0.0)
 
     def sending(self, clients: Array, size: Array | int) -> Array:
+        """Seconds until each client has sent a message of `size` bytes; 0 if there is nothing to send."""
         return np.where(np.asarray(size) > 0, self.latency[clients] + size / self.up[clients], 0.0)
 
     def computing(self, clients: Array, steps: Array) -> Array:
+        """Seconds that each client needs for its local steps."""
         return np.asarray(steps * self.step_seconds[clients])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Where the clients' figures come from: each drawn once per client, or all read from a file."""
+    """The settings of the virtual clock: values are drawn once per client, or read from a file."""
 
-    step_seconds: Distribution = field(default_factory=lambda: Fixed(value=0.01))  # of one local step
+    step_seconds: Distribution = field(default_factory=lambda: Fixed(value=0.01))  # seconds per local step
     down: Distribution = field(default_factory=lambda: Fixed(value=1e6))  # bytes per second
-    up: Distribution = field(default_factory=lambda: Fixed(value=1e6))
-    latency: Distribution = field(default_factory=lambda: Fixed(value=0.05))  # seconds, of one message
-    trace: str | None = None  # a CSV file with the columns client, step_seconds, down, up, latency, instead of all that
+    up: Distribution = field(default_factory=lambda: Fixed(value=1e6))  # bytes per second
+    latency: Distribution = field(default_factory=lambda: Fixed(value=0.05))  # seconds per message
+    trace: str | None = None  # instead: a CSV file with the columns client, step_seconds, down, up, latency
 
     def __post_init__(self) -> None:
         require_types(self, "clock", Distribution, Distribution, Distribution, Distribution)
         defaults = {f.name: f.default_factory() for f in fields(self) if callable(f.default_factory)}
-        given = [name for name, usual in defaults.items() if getattr(self, name) != usual] if self.trace else []
-        require(not given, f"clock.trace has all figures; leave out {', '.join(given)}.")
+        given = [name for name, default in defaults.items() if getattr(self, name) != default] if self.trace else []
+        require(not given, f"clock.trace already gives the values of all clients; leave out {', '.join(given)}.")
 
     def devices(self, names: Sequence[Any], rng: np.random.Generator) -> Devices:
-        """Of clients with these names."""
+        """The values of the clients with these names."""
         if self.trace is not None:
             return read_trace(Path(self.trace), names)
         return Devices(**{f.name: getattr(self, f.name).draw(len(names), rng) for f in fields(Devices)})
 
 
 def read_trace(path: Path, clients: Sequence[str]) -> Devices:
-    """A line per client in any order; clients that the data does not name are numbered from 0."""
+    """Read the values of all clients from a CSV file, one line per client, in any order.
+
+    `clients` are the names of the clients; if the data has no client names, they are the numbers from 0.
+    """
     require_file(path, "clock.trace")
-    require(path.stat().st_size <= LARGEST_TRACE, f"clock.trace: {path} is too large for a list of clients.")
+    require(path.stat().st_size <= MAX_TRACE, f"clock.trace: {path} is larger than {MAX_TRACE} bytes.")
     names = [f.name for f in fields(Devices)]
     try:
         with path.open(encoding="utf-8", newline="") as stream:
@@ -173,18 +181,21 @@ def read_trace(path: Path, clients: Sequence[str]) -> Devices:
     for line, row in enumerate(rows, start=2):
         where, client = f"clock.trace: {path}, line {line}", str(row["client"]).strip()
         if client not in number:
-            raise FedadcError(f"{where}: there is no client {client:.40}; there are {', '.join(clients[:3])}, ...")
-        require(bool(np.isnan(values[number[client]]).all()), f"{where}: client {client} comes again.")
-        values[number[client]] = _figures(row, names, where)
-    absent = [name for name, known in zip(clients, values, strict=True) if np.isnan(known).any()]
-    require(not absent, f"clock.trace: {path} has no line of client {absent[0] if absent else ''}.")
+            raise FedadcError(
+                f"{where}: there is no client {client:.40}; the clients are {', '.join(clients[:3])}, ..."
+            )
+        require(bool(np.isnan(values[number[client]]).all()), f"{where}: client {client} is listed twice.")
+        values[number[client]] = _parsed(row, names, where)
+    absent = np.flatnonzero(np.isnan(values).any(axis=1))
+    if len(absent):
+        raise FedadcError(f"clock.trace: {path} has no line for client {clients[absent[0]]}.")
     return Devices(*values.T.copy())
 
 
-def _figures(row: dict[str, Any], names: Sequence[str], where: str) -> list[float]:
+def _parsed(row: dict[str, Any], names: Sequence[str], where: str) -> list[float]:
     try:
-        figures = [float(row[name]) for name in names]
+        values = [float(row[name]) for name in names]
     except (TypeError, ValueError):
-        raise FedadcError(f"{where} is not a client and four figures.") from None
-    require(not any(map(np.isnan, figures)), f"{where}: a figure is missing.")
-    return figures
+        raise FedadcError(f"{where} must contain a client and four numbers.") from None
+    require(not any(map(np.isnan, values)), f"{where}: a number is missing.")
+    return values

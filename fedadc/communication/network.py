@@ -1,4 +1,4 @@
-"""How the vectors of a federation travel: what that takes in bytes and in virtual seconds, round by round."""
+"""The network of a federation: the bytes that each round sends and the virtual seconds that it takes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedadc.data.dataset import Array
 from fedadc.errors import require_types
 from fedadc.models.vectors import State
 
-FIGURES = "figures"  # among the links: the clock's fingerprint, which may not change during a run
+FIGURES = "figures"  # key in the links: the fingerprint of the clock's values, which must not change during a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """How vectors travel."""
+    """How vectors are sent: the downlink and the uplink."""
 
     downlink: Downlink = field(default_factory=Pull)
     uplink: Uplink = field(default_factory=Full)
@@ -38,23 +38,28 @@ class Network:
     devices: Devices | None
     clients: int  # N
     seed: int
-    full: Bytes  # of theta and the server's vectors that clients need
+    full: Bytes  # theta and the server's vectors that clients need
     sent_part: slice  # the part of theta that is sent
-    select: Callable[[int], Array]  # the cohort of any round
+    select: Callable[[int], Array]  # returns the cohort of any round
 
     def start(self) -> State:
-        """The links before the first round."""
+        """The state of the links before the first round."""
         links = self.downlink.start(self.clients)
         if self.devices is not None:
             links |= {"now": _seconds(0), "last": _seconds(0), FIGURES: self.devices.fingerprint()}
         return links
 
     def could_be(self, links: State) -> bool:
-        """True if these could be links of this network."""
-        mine = self.start()
-        if mine.keys() != links.keys() or (FIGURES in mine and not torch.equal(mine[FIGURES], links[FIGURES])):
+        """True if these links have the format of this network and the same clock."""
+        expected = self.start()
+        if expected.keys() != links.keys():
             return False
-        return all(v.dtype == links[n].dtype and (n == "lost" or v.shape == links[n].shape) for n, v in mine.items())
+        if FIGURES in expected and not torch.equal(expected[FIGURES], links[FIGURES]):
+            return False
+        return all(
+            tensor.dtype == links[name].dtype and (name == "lost" or tensor.shape == links[name].shape)
+            for name, tensor in expected.items()
+        )
 
     def carry(
         self,
@@ -65,49 +70,49 @@ class Network:
         mean: State | None,
         links: State,
     ) -> tuple[Ledger, State]:
-        """What a round sent, and the links after it.
+        """The ledger of a round, and the state of the links after it.
 
-        `steps` and `up` belong to the clients of the cohort that reported; `mean` is None if no upload is counted.
+        `steps` and `up` (bytes sent) are those of the clients that report. `mean` is None if no upload is counted.
         """
-        now, last = (float(links[name]) if name in links else 0.0 for name in ("now", "last"))
+        now, last_duration = (float(links[name]) if name in links else 0.0 for name in ("now", "last"))
         dropped = np.array([client for client in cohort.tolist() if client not in steps], dtype=np.int64)
-        around = self.downlink.looks_around
-        trip = DownlinkRound(
+        neighbors = self.downlink.needs_neighboring_cohorts
+        info = DownlinkRound(
             round=round,
             clients=self.clients,
             seed=self.seed,
             cohort=cohort,
             dropped=dropped,
-            before=self.select(round - 1) if around and round > 1 else cohort[:0],
-            next=self.select(round + 1) if around else cohort[:0],
+            previous_cohort=self.select(round - 1) if neighbors and round > 1 else cohort[:0],
+            next_cohort=self.select(round + 1) if neighbors else cohort[:0],
             full=self.full,
-            mean=self._size(mean),
+            mean_bytes=self._mean_bytes(mean),
             devices=self.devices,
             now=now,
-            last=last,
+            last_duration=last_duration,
         )
-        delivery = self.downlink.deliver(trip, links)
-        took = self._duration(trip, delivery.wait, steps, up)
-        later, after = self.downlink.after(trip, delivery, links, now + took)
+        delivery = self.downlink.deliver(info, links)
+        duration = self._duration(info, delivery.wait, steps, up)
+        sent_after, after = self.downlink.after(info, delivery, links, now + duration)
         if self.devices is not None:
-            after |= {"now": _seconds(now + took), "last": _seconds(took), FIGURES: links[FIGURES]}
-        return Ledger(total(up.values()), total([delivery.down, later]), delivery.ahead), after
+            after |= {"now": _seconds(now + duration), "last": _seconds(duration), FIGURES: links[FIGURES]}
+        return Ledger(total(up.values()), total([delivery.down, sent_after]), delivery.ahead), after
 
-    def _size(self, mean: State | None) -> int:
-        """Bytes of the mean of a round's uploads, where it is sent to clients; 0 if there is none."""
+    def _mean_bytes(self, mean: State | None) -> int:
+        """Bytes of the mean of a round's uploads, as it would be sent to clients; 0 if there is none."""
         if not mean:
             return 0
         part = {"delta": mean["delta"][self.sent_part]} if "delta" in mean else {}
         return sum(sizes({**mean, **part}).values())
 
-    def _duration(self, trip: DownlinkRound, wait: Array, steps: Mapping[int, int], up: Mapping[int, Bytes]) -> float:
-        """Seconds until the slowest client has reported; where nobody does, until all have received."""
+    def _duration(self, info: DownlinkRound, wait: Array, steps: Mapping[int, int], up: Mapping[int, Bytes]) -> float:
+        """Seconds until the slowest client has reported; if none reports, until all clients have received."""
         if self.devices is None:
             return 0.0
-        reports = np.array([client in steps for client in trip.cohort.tolist()])
+        reports = np.array([client in steps for client in info.cohort.tolist()])
         if not reports.any():
             return float(wait.max())
-        clients = trip.cohort[reports]
+        clients = info.cohort[reports]
         work = np.array([steps[client] for client in clients.tolist()])
         sent = np.array([sum(up.get(client, {}).values()) for client in clients.tolist()])
         busy = self.devices.computing(clients, work) + self.devices.sending(clients, sent)

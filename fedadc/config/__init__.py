@@ -1,1 +1,1 @@
-"""A run's settings: from a YAML file to checked dataclasses and to a federation."""
+"""The settings of a run: reading YAML, checking it into dataclasses, and building the federation."""

@@ -1,4 +1,4 @@
-"""From a config to a federation: load the data, build the model, deal out the clients."""
+"""Build a federation from a config: load the data, build the model, partition the data among the clients."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from fedadc.models.build import construct, read_weights
 from fedadc.partitions import default_partition
 from fedadc.schedules import Constant
 
+# parameters of loaders and models that have a config key of their own or are filled in
 NOT_OPTIONS = {"data_dir", "path", "test", "input_shape", "classes", "self"}
 DEFAULT_TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A config that is known to work, and its federation."""
+    """A validated config and the federation that was built from it."""
 
-    config: Config  # complete: also with what only the data could tell
+    config: Config  # complete: includes the defaults that depend on the data
     federation: Federation
 
 
@@ -44,18 +45,18 @@ def prepare(
     out: Path | None = None,
     workers: int = 0,
 ) -> Plan:
-    """Load the data, build the model, deal out the clients; every impossible setting is an error here.
+    """Load the data, build the model and partition the data; every impossible setting raises an error here.
 
-    `out` is the run's directory, where states of clients go that do not fit in memory.
+    `out` is the run directory. Client states that do not fit in memory are stored there.
     """
     config, data = load_data(_complete(config), data_dir)
-    chosen = config.model
-    cls = config.schema.lookup("model", chosen.name, MODELS, torch.nn.Module)
+    model = config.model
+    cls = config.schema.lookup("model", model.name, MODELS, torch.nn.Module)
     hints = hints_of(cls.__init__)
-    options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in chosen.options.items()}
-    preferred: Init = getattr(cls, "preferred_init", "default")
-    init = chosen.init or preferred
-    seed = config.seed if chosen.seed is None else chosen.seed
+    options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in model.options.items()}
+    default_init: Init = getattr(cls, "preferred_init", "default")
+    init = model.init or default_init
+    seed = config.seed if model.seed is None else model.seed
     module = construct(cls, options, data.input_shape, len(data.classes), seed, init)
     federation = Federation(
         model=module,
@@ -77,22 +78,23 @@ def prepare(
         seed=config.seed,
         data_seed=config.data.seed,
         device=device,
-        channels_last=chosen.channels_last,
+        channels_last=model.channels_last,
         workers=workers,
     )
-    if chosen.weights is not None:
-        path = config.file(chosen.weights)
+    if model.weights is not None:
+        path = config.file(model.weights)
         federation.load_state_dict(read_weights(path), str(path))
-    known = replace(config.data, clients=len(federation.clients))
-    options = _defaults(inspect.signature(cls).parameters, chosen.options)
-    shown = replace(chosen, init=init, channels_last=federation.context.inputs.channels_last, options=options)
-    return Plan(replace(config, data=known, model=shown), federation)
+    data_config = replace(config.data, clients=len(federation.clients))
+    options = _with_defaults(inspect.signature(cls).parameters, model.options)
+    channels_last = federation.context.inputs.channels_last
+    model_config = replace(model, init=init, channels_last=channels_last, options=options)
+    return Plan(replace(config, data=data_config, model=model_config), federation)
 
 
 def _with_objective(config: Config) -> Method:
     try:
         return replace(config.method, objective=config.objective)
-    except TypeError as error:  # an __init__ of a user's own
+    except TypeError as error:  # a user-defined class with its own __init__
         name = type(config.method).__name__
         raise FedadcError(f"method: {name} cannot be given an objective ({one_line(error)}).") from error
 
@@ -112,12 +114,12 @@ def _states_folder(config: Config, out: Path | None) -> str | None:
     try:
         tempfile.TemporaryDirectory(dir=folder).cleanup()
     except OSError as error:
-        raise FedadcError(f"storage.folder: {folder} takes no files ({error.strerror or error}).") from error
+        raise FedadcError(f"storage.folder: {folder} is not writable ({error.strerror or error}).") from error
     return str(folder)
 
 
 def _complete(config: Config) -> Config:
-    """Fill in what follows from other keys, so that the written config says all there is to know."""
+    """Fill in the settings that default to other settings, so that the written config is complete."""
     data = config.data if config.data.seed is not None else replace(config.data, seed=config.seed)
     model = config.model if config.model.seed is not None else replace(config.model, seed=config.seed)
     local = config.local
@@ -127,17 +129,17 @@ def _complete(config: Config) -> Config:
 
 
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
-    """The data of a config with its test and validation parts, and the config that says where they come from."""
+    """Load the data, hold out test and validation shares, and return the config with these settings filled in."""
     data, options = _run_loader(config, data_dir)
     node = replace(config.data, options=options)
     seed = config.seed if node.seed is None else node.seed
     if isinstance(node.test, str):
-        require(data.test is not None, f"data.test: {node.name} made no test part of {node.test}.")
+        require(data.test is not None, f"data.test: loader {node.name} returned no test data for {node.test}.")
     elif data.test is None:
         node = replace(node, test=DEFAULT_TEST_SHARE if node.test is None else node.test)
         data = hold_out(data, float(node.test or 0), "test", seed)
     else:
-        require(node.test is None, f"data {node.name} has a test part of its own; leave out data.test.")
+        require(node.test is None, f"data {node.name} already has test data; remove data.test.")
     if node.validation is not None:
         data = hold_out(data, float(node.validation), "validation", seed)
     if node.normalize is not None:
@@ -152,7 +154,7 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
 
 
 def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, dict[str, Any]]:
-    """Call the loader with what its parameters ask for; also its settings with the defaults filled in."""
+    """Call the loader with the arguments that it accepts; return its data and its options with defaults filled in."""
     node = config.data
     loader = config.schema.lookup("data", node.name, DATASETS)
     try:
@@ -172,19 +174,20 @@ def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, d
         if file is not None:
             arguments[key] = config.file(file)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
-    require(not missing, f"data.{missing[0] if missing else ''} is missing: data {node.name} needs it.")
+    if missing:
+        raise FedadcError(f"data.{missing[0]} is missing: data {node.name} needs it.")
     try:
         data = loader(**arguments)
     except (FedadcError, MemoryError):
         raise
-    except Exception as error:  # a stranger's loader
+    except Exception as error:  # a bug in a user-defined loader
         raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
     require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
-    return data, _defaults(parameters, node.options)
+    return data, _with_defaults(parameters, node.options)
 
 
-def _defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings given and the defaults of the others, as far as they are plain values that a config can show."""
+def _with_defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given options, and the defaults of all others whose values are plain enough for a config."""
     plain = (bool, int, float, str, list, tuple, type(None))
-    shown = {n: p.default for n, p in parameters.items() if isinstance(p.default, plain) and n not in NOT_OPTIONS}
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in {**shown, **given}.items()}
+    defaults = {n: p.default for n, p in parameters.items() if isinstance(p.default, plain) and n not in NOT_OPTIONS}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in {**defaults, **given}.items()}

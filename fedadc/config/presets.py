@@ -1,7 +1,7 @@
-"""The FedADC paper's settings of each method (section IV-A), as fragments that are laid over a config.
+"""Presets: the FedADC paper's settings for each method (section IV-A), merged over a config.
 
-Where the paper searched a grid and does not say what it chose, the summary names the grid and the preset takes one
-value of it. A weight decay stands here only where the paper gives a method one of its own.
+Where the paper searched a grid and does not say which value it chose, the summary names the grid and the preset uses
+one of its values. A preset sets the weight decay only where the paper gives a value for that method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _preset(
     method: dict[str, Any],
     objective: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
-    lr: float = 0.05,  # of the paper's grid {.1, .05, .03}
+    lr: float = 0.05,  # from the paper's grid {.1, .05, .03}
     **local: float,
 ) -> Preset:
     tree = {
@@ -38,12 +38,14 @@ def _preset(
 
 PRESETS: dict[str, Preset] = {
     "fedavg": _preset(
-        "no local momentum; lr from {.1, .05, .03}, as for all below that name no other", {"name": "fedavg"}
+        "no local momentum; lr from {.1, .05, .03}, also in every preset that names no lr", {"name": "fedavg"}
     ),
-    "fedavg-momentum": _preset("local momentum .9, as Table I's FedAvg probably had", {"name": "fedavg"}, momentum=0.9),
+    "fedavg-momentum": _preset(
+        "local momentum .9, which FedAvg in Table I probably used", {"name": "fedavg"}, momentum=0.9
+    ),
     "slowmo": _preset("alpha 1; beta from {.6, .7, .8, .9}", {"name": "slowmo", "beta": 0.9, "server_lr": 1.0}),
     "fedadc": _preset(
-        "alpha 1; beta from {.6, .7, .8, .9}; Nesterov (Table I does not say)",
+        "alpha 1; beta from {.6, .7, .8, .9}; Nesterov (Table I does not say which form)",
         {"name": "fedadc", "beta": 0.9, "nesterov": True, "server_lr": 1.0},
     ),
     "fedadc+": _preset(
@@ -56,7 +58,7 @@ PRESETS: dict[str, Preset] = {
         "alpha from {.1, .01, .001}; weight decay 1e-3", {"name": "feddyn", "alpha": 0.1}, weight_decay=1e-3
     ),
     "moon": _preset(
-        "T .5, lr .01, weight decay 1e-5; mu from {1, 5}; projection head to 256; local momentum .9 (its authors')",
+        "T .5, lr .01, weight decay 1e-5; mu from {1, 5}; projection head to 256; local momentum .9 (authors' code)",
         {"name": "fedavg"},
         {"name": "model_contrast", "mu": 5.0, "tau": 0.5},
         {"projection": 256},
@@ -83,7 +85,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def apply_preset(tree: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """A config's tree with a preset over it."""
+    """The config tree with the settings of a preset merged over it."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     return overlay(tree, PRESETS[preset].tree)

@@ -1,7 +1,7 @@
-"""From a tree of plain values to frozen dataclasses and back: one rule for every node of a config.
+"""Convert a tree of plain values to frozen dataclasses and back, by one rule for every node of a config.
 
-A node is a dataclass (`build`), or a choice from one of the tables, `{name: ..., settings}` (`choose`), or a leaf that
-pydantic checks strictly against its annotation. Unknown keys and names are errors that say the nearest known one.
+A node is a dataclass (`build`), or an entry of a table, `{name: ..., settings}` (`choose`), or a leaf that pydantic
+checks strictly against its annotation. Unknown keys and names are errors that suggest the most similar known one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The tables of a config, and the folder in which `module:Class` is looked up first."""
+    """The tables that a config chooses from, and the folder that is searched first for `module:Class`."""
 
     tables: Tables
     folder: Path
-    also: Mapping[type, Sequence[str]] = dataclasses.field(default_factory=dict)  # names worth suggesting
+    # further names to suggest when a name is unknown
+    extra_names: Mapping[type, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def build(self, cls: type[T], tree: Any, where: str = "") -> T:
-        """A dataclass from a mapping of its fields. A field with metadata `rest` takes the keys that no other has."""
+        """Build a dataclass from a mapping. A field with metadata `rest` collects the keys that are no other field."""
         if isinstance(tree, str) and "name" in {f.name for f in dataclasses.fields(cls)}:  # type: ignore[arg-type]
             tree = {"name": tree}
         require(isinstance(tree, Mapping), f"{where or 'the config'} must be a mapping of keys, not {_show(tree)}.")
@@ -46,30 +47,32 @@ class Schema:
             path = f"{where}.{key}" if where else str(key)
             if key in fields and key != rest:
                 if value is None and not _accepts_none(hints.get(key, Any)) and not _is_required(fields[key]):
-                    continue  # an empty node is its default
+                    continue  # an empty node means its default
                 values[key] = self._value(hints.get(key, Any), value, path)
             elif rest:
                 values[rest][key] = value
             else:
-                self._refuse(cls, key, fields, where)
+                self._reject_key(cls, key, fields, where)
         for name, f in fields.items():
             require(not _is_required(f) or name in values, f"{f'{where}.{name}' if where else name} is missing.")
         try:
             return cls(**values)
         except FedadcError:
             raise
-        except Exception as error:  # a check of a user's own class
-            raise FedadcError(f"{where}: {cls.__name__} refuses its settings: {one_line(error)}.") from error
+        except Exception as error:  # raised by a user-defined class
+            raise FedadcError(f"{where}: {cls.__name__} rejects its settings: {one_line(error)}.") from error
 
     def choose(self, base: type[T], tree: Any, where: str) -> T:
-        """An entry of a table, or a user's own class, from its name or from {name: ..., settings}."""
+        """Build an entry of a table, or a user-defined class, from its name or from {name: ..., settings}."""
         if isinstance(tree, str):
             tree = {"name": tree}
-        of_number = getattr(base, "of_number", None)  # of a table in which a bare number has a meaning
+        of_number = getattr(base, "of_number", None)  # defined by base classes that accept a bare number
         if of_number is not None and isinstance(tree, int | float) and not isinstance(tree, bool):
             tree = of_number(tree)
         require(isinstance(tree, Mapping), f"{where} must be a name or {{name: ..., settings}}, not {_show(tree)}.")
-        require("name" in tree, f"{where}.name is missing: one of {', '.join(self.tables[base])}, or module:Class.")
+        require(
+            "name" in tree, f"{where}.name is missing; choose from: {', '.join(self.tables[base])}, or module:Class."
+        )
         cls = self.lookup(where, tree["name"], self.tables[base], base)
         declared = {n for n, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)}
         require(
@@ -80,12 +83,12 @@ class Schema:
         return chosen
 
     def lookup(self, where: str, name: Any, table: Mapping[str, Any], base: type | None = None) -> Any:
-        """An entry of a table by its name, or a user's own by `module:Name`."""
-        require(isinstance(name, str), f"{where}.name must be a text, not {_show(name)}.")
+        """Find an entry of a table by its name, or a user-defined object by `module:Name`."""
+        require(isinstance(name, str), f"{where}.name must be a string, not {_show(name)}.")
         if name in table:
             return table[name]
         if ":" not in name:
-            raise unknown(f"{where}.name", name, [*table, *(self.also.get(base, ()) if base else ())])
+            raise unknown(f"{where}.name", name, [*table, *(self.extra_names.get(base, ()) if base else ())])
         found = load_object(name, self.folder, where)
         if base is not None:
             require(
@@ -104,10 +107,11 @@ class Schema:
             return self.build(inner, value, where)
         return leaf(hint, value, where)
 
-    def _refuse(self, cls: type, key: Any, known: Mapping[str, Any], where: str) -> None:
+    def _reject_key(self, cls: type, key: Any, fields: Mapping[str, Any], where: str) -> None:
         reason = getattr(cls, "refused", {}).get(key)
-        require(reason is None, f"{where}.{key} does not exist here: {reason}.")
-        raise unknown(f"{where}: key" if where else "key", key, known)
+        if reason is not None:
+            raise FedadcError(f"{where}.{key} is not supported here: {reason}.")
+        raise unknown(f"{where}: key" if where else "key", key, fields)
 
     def dump(self, value: Any) -> Any:
         """The tree that `build` would turn into this value."""
@@ -127,11 +131,11 @@ class Schema:
 
 
 def leaf(hint: Any, value: Any, where: str) -> Any:
-    """A value checked strictly against its annotation. As JSON, where a list is also what a tuple is written as."""
+    """Check a value strictly against its annotation. It is checked as JSON, in which a list may stand for a tuple."""
     try:
         text = json.dumps(value, default=str)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        raise FedadcError(f"{where}: {_show(value)} is no plain value.") from None
+        raise FedadcError(f"{where}: {_show(value)} is not a plain value.") from None
     try:
         return TypeAdapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
@@ -139,11 +143,11 @@ def leaf(hint: Any, value: Any, where: str) -> Any:
         inside = "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in first["loc"] if isinstance(i, int))
         raise FedadcError(f"{where}{inside}: {_lower(first['msg'])}, not {_show(value)}.") from error
     except PydanticSchemaGenerationError:
-        return value  # a user's own type: its constructor is the judge
+        return value  # a user-defined type: its constructor checks the value
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
-    """Annotations of a class or function; none where they name what only a type checker sees."""
+    """The annotations of a class or function; empty if they use names that exist only for type checkers."""
     try:
         return typing.get_type_hints(thing)
     except (NameError, TypeError, AttributeError):
@@ -173,5 +177,5 @@ def _lower(text: str) -> str:
 def _show(value: Any) -> str:
     try:
         return " ".join(reprlib.repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits
-        return f"such a {type(value).__name__}"
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or deep nesting
+        return f"an unprintable {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""One validated tree for a run. `fedadc init` writes a commented example."""
+"""The settings of a run as dataclasses that validate themselves. `fedadc init` writes a commented example."""
 
 from __future__ import annotations
 
@@ -41,73 +41,76 @@ TABLES: Tables = {
     Uplink: UPLINKS,
     Distribution: DISTRIBUTIONS,
 }
-SHORT: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # names that are short for a pair
+PAIR_NAMES: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # short names for a method with its objective
 Init = Literal["default", "kaiming"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalize:
-    """Constants per channel, for inputs that are scaled to [0, 1]."""
+    """Mean and standard deviation per channel, for inputs that are scaled to [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        require(len(self.mean) == len(self.std) > 0, "data.normalize needs as many mean as std values.")
+        require(
+            len(self.mean) == len(self.std) > 0,
+            "data.normalize needs as many values in mean as in std, and at least one.",
+        )
         require(all(0 < s < math.inf for s in self.std), "data.normalize.std must be above 0 and finite.")
         require(all(map(math.isfinite, self.mean)), "data.normalize.mean must be finite.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which data, held by whom."""
+    """The data set, and how it is partitioned among the clients."""
 
     name: str  # a name of `fedadc list datasets`, or module:function returning a Dataset
     path: str | None = None  # npz, folder, csv: your file or folder
-    test: float | str | None = None  # a file or folder, or a stratified share where the data has no test part
+    test: float | str | None = None  # a file or folder, or a stratified share if the data set has no test data
     validation: float | None = None  # a stratified share of the training data, for choosing settings
-    clients: int | None = None  # how many; natural and pooled partitions know it themselves
-    partition: Partition | None = None  # None: natural where the data names clients, else iid
-    seed: int | None = None  # of partition and shares; None: the run's
-    normalize: Normalize | None = None  # None: the loader's constants
+    clients: int | None = None  # number of clients; natural and pooled partitions determine it themselves
+    partition: Partition | None = None  # None: natural if the data set has client ids, else iid
+    seed: int | None = None  # for the partition and the held-out shares; None: the run's seed
+    normalize: Normalize | None = None  # None: the constants that the loader provides
     augment: Augment = field(default_factory=Augment)
-    options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # the loader's own
+    options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the loader
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model, and where it starts."""
+    """The model and its initial weights."""
 
     name: str  # a name of `fedadc list models`, or module:Class
-    seed: int | None = None  # of the weights; None: the run's
-    init: Init | None = None  # None: what the model prefers
+    seed: int | None = None  # for the initial weights; None: the run's seed
+    init: Init | None = None  # None: the model's preferred initialization
     weights: str | None = None  # a safetensors file to start from
-    channels_last: bool | None = None  # how images lie in memory; None: as is quicker (part of the result's bits)
-    options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # the model's own
+    channels_last: bool | None = None  # memory format of images, which changes bits; None: the faster one
+    options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the constructor
 
 
 @dataclass(frozen=True, kw_only=True)
 class CohortConfig:
-    """Who takes part in a round, and what weight an upload has."""
+    """Client selection in each round, and the weights of the uploads."""
 
     size: int | None = None
-    ratio: float | None = None  # C; without either, all clients take part
+    ratio: float | None = None  # C in the paper; without size and ratio, all clients are selected
     selection: Selection = field(default_factory=Uniform)
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
         require(
             self.size is None or self.ratio is None,
-            "give cohort.size or cohort.ratio, not both (null switches one off).",
+            "set cohort.size or cohort.ratio, not both (null unsets one).",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """How often a run is saved."""
+    """How often a checkpoint is written."""
 
-    every: int | None = None  # rounds; None: by time
-    seconds: float = 30.0  # by time: so many after the last, but never more than 2 % of the run's time
+    every: int | None = None  # rounds; None: by time, see seconds
+    seconds: float = 30.0  # time between checkpoints; longer if writing them would take more than 2 % of the run's time
 
     def __post_init__(self) -> None:
         require(self.every is None or self.every >= 1, f"checkpoint.every must be at least 1, not {self.every}.")
@@ -118,23 +121,23 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True)
 class StopConfig:
-    """When to end before the last round."""
+    """When to stop before the last round."""
 
-    accuracy: float | None = None  # validation accuracy where there is validation data, else test accuracy
+    accuracy: float | None = None  # of the validation data if there is any, else of the test data
 
     def __post_init__(self) -> None:
         require(
-            self.accuracy is None or 0 < self.accuracy <= 1, f"stop.accuracy must lie in (0, 1], not {self.accuracy}."
+            self.accuracy is None or 0 < self.accuracy <= 1, f"stop.accuracy must be in (0, 1], not {self.accuracy}."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """All settings of a run."""
 
     seed: int = 0
     rounds: int
-    label: str | None = None  # how tables and plots call this run
+    label: str | None = None  # name of this run in tables and plots
     data: DataConfig
     model: ModelConfig
     method: Method = field(default_factory=FedAvg)
@@ -149,19 +152,19 @@ class Config:
     clock: Clock | None = None
     storage: Storage = field(default_factory=Storage)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
-    folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # where files are looked up first
+    folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # searched first for files
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"rounds must be at least 1, not {self.rounds}.")
         require(self.rounds <= MOST, f"rounds must be at most {MOST}, not {self.rounds}.")
-        require(0 <= self.seed < 2**63, f"seed must lie in 0..2^63-1, not {self.seed}.")
+        require(0 <= self.seed < 2**63, f"seed must be in 0..2^63-1, not {self.seed}.")
 
     @property
     def schema(self) -> Schema:
-        return Schema(TABLES, self.folder, SHORT)
+        return Schema(TABLES, self.folder, PAIR_NAMES)
 
     def tree(self) -> dict[str, Any]:
-        """Plain values that `parse_config` turns into this config again."""
+        """This config as plain values; `parse_config` converts them back."""
         tree: dict[str, Any] = self.schema.dump(self)
         return tree
 
@@ -169,12 +172,12 @@ class Config:
         return yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
 
     def file(self, name: str) -> Path:
-        """A file that the config names: beside the config, else where the command runs."""
+        """The path of a file named in the config: in the config's folder, else in the current directory."""
         try:
             path = Path(name).expanduser()
             return path if path.exists() and not (self.folder / path).exists() else self.folder / path
-        except (OSError, RuntimeError, ValueError) as error:  # too long, an unknown ~user, a NUL
-            raise FedadcError(f"{name[:60]} is no usable path ({one_line(error)}).") from error
+        except (OSError, RuntimeError, ValueError) as error:  # too long, an unknown ~user, a NUL byte
+            raise FedadcError(f"{name[:60]} is not a usable path ({one_line(error)}).") from error
 
 
 def parse_config(
@@ -183,7 +186,7 @@ def parse_config(
     folder: Path | None = None,
     presets: Sequence[str] = (),
 ) -> Config:
-    """A config from a file, a mapping or a config; presets laid over it, then `key.sub=value` overrides; checked."""
+    """Read and check a config from a file, a mapping or a `Config`; apply presets, then `key.sub=value` overrides."""
     if isinstance(source, Config):
         tree, folder = source.tree(), source.folder
     elif isinstance(source, Mapping):
@@ -196,33 +199,33 @@ def parse_config(
         tree = override(tree, change)
         pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS
         if pair and _node(tree, "objective").get("name") == "cross_entropy":
-            del tree["objective"]  # the file's plain loss gives way to the pair's
+            del tree["objective"]  # the objective of the pair replaces the default loss in the file
     require(
         not {"budget", "runs"} <= tree.keys(), f"{source} is an experiment; run it with `fedadc experiment {source}`."
     )
     try:
-        config = Schema(TABLES, folder, SHORT).build(Config, _expand_pairs(tree))
+        config = Schema(TABLES, folder, PAIR_NAMES).build(Config, _expand_pairs(tree))
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
     return replace(config, folder=folder)
 
 
 def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """`method: fedadc+` is short for a method and an objective."""
+    """Replace the short name of a pair, such as `method: fedadc+`, by its method and objective."""
     method, objective = _node(tree, "method"), _node(tree, "objective")
-    short = method.get("name")
-    if not isinstance(short, str) or short not in PAIRS:
+    pair = method.get("name")
+    if not isinstance(pair, str) or pair not in PAIRS:
         return dict(tree)
-    name, wanted = PAIRS[short]
+    method_name, objective_name = PAIRS[pair]
     require(
-        objective.get("name", wanted) == wanted,
-        f"method {short} brings objective {wanted}; remove objective {objective.get('name')}, or write method: {name} "
-        "to keep it.",
+        objective.get("name", objective_name) == objective_name,
+        f"method {pair} includes objective {objective_name}; remove objective {objective.get('name')}, or set method: "
+        f"{method_name} to keep it.",
     )
-    return {**tree, "method": {**method, "name": name}, "objective": {**objective, "name": wanted}}
+    return {**tree, "method": {**method, "name": method_name}, "objective": {**objective, "name": objective_name}}
 
 
 def _node(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A node that may be written as a bare name."""
+    """A node of the tree as a mapping, also if it is written as a bare name."""
     node = tree.get(key)
     return dict(node) if isinstance(node, Mapping) else {} if node is None else {"name": node}

@@ -1,4 +1,4 @@
-"""YAML for configs: strict, small, and safe to read from anybody."""
+"""Read YAML configs: strict, limited in size, and safe for untrusted files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import yaml
 
 from fedadc.errors import FedadcError, one_line, require, require_file
 
-LARGEST_FILE = 1 << 20  # bytes of a config
-LARGEST_TREE = 100_000  # values in it
+LARGEST_FILE = 1 << 20  # bytes in a config file
+LARGEST_TREE = 100_000  # values in a config, after aliases are expanded
 LONGEST_NUMBER = 10_000  # digits
 MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, a key cannot stand twice, and nothing grows far beyond what is written."""
+    """A YAML loader that reads 1e-3 as a number, rejects duplicate keys and limits how far merge keys can expand."""
 
-    merged = 0  # keys that `<<` has copied: merges of merges double at every step
+    merged = 0  # keys copied by `<<`; nested merges can double the number at every level
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
                 if key.value in seen:
-                    raise _refusal(f"key {key.value!r} stands twice", key)
+                    raise _yaml_error(f"key {key.value!r} appears twice", key)
                 seen.add(key.value)
         return node
 
@@ -39,17 +39,17 @@ class _Loader(yaml.SafeLoader):
                     self.flatten_mapping(part)
                     self.merged += len(part.value)
                 if self.merged > LARGEST_TREE:
-                    raise _refusal(f"`<<` copies more than {LARGEST_TREE} keys", key)
+                    raise _yaml_error(f"`<<` copies more than {LARGEST_TREE} keys", key)
         super().flatten_mapping(node)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """PyYAML takes quadratic time for numbers such as 1:20:30."""
+        """Limit the length of numbers: PyYAML needs quadratic time for numbers such as 1:20:30."""
         if len(node.value) > LONGEST_NUMBER:
-            raise _refusal(f"a number has {len(node.value)} digits", node)
+            raise _yaml_error(f"a number has {len(node.value)} digits", node)
         return int(super().construct_yaml_int(node))
 
 
-def _refusal(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+def _yaml_error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
@@ -76,12 +76,14 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def _check_size(tree: Any, source: str) -> None:
-    """Aliases make a small file a huge tree, or one that holds itself: count before anybody walks it."""
+    """Reject trees that are huge or contain themselves, which aliases make possible even in small files."""
     nodes, todo = 0, [tree]
     while todo:
         node = todo.pop()
         nodes += 1
-        require(nodes <= LARGEST_TREE, f"{source} expands to more than {LARGEST_TREE} values; a config is smaller.")
+        require(
+            nodes <= LARGEST_TREE, f"{source} expands to more than {LARGEST_TREE} values; a config must be smaller."
+        )
         if isinstance(node, dict):
             todo += [*node.keys(), *node.values()]
         elif isinstance(node, list | tuple | set):
@@ -93,7 +95,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         require(not path.is_dir(), f"{path} is a folder; a config is a YAML file.")
         require(path.exists(), f"there is no config {path}; `fedadc init` writes one to start from.")
         require_file(path, "config")
-        require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config can be ({LARGEST_FILE} bytes).")
+        require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config may be ({LARGEST_FILE} bytes).")
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise FedadcError(f"{str(path)[:60]} cannot be read as text ({one_line(error)}).") from error
@@ -102,36 +104,36 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def override(tree: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The tree with one `key.sub=value` changed."""
+    """The tree with one `key.sub=value` override applied."""
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     require(bool(equals) and all(parts), f"{text!r} is not an override; write key.sub=value, e.g. local.lr=0.05.")
-    return _with(tree, parts, parse_yaml(value, f"the value of {key}"), key)
+    return _set_value(tree, parts, parse_yaml(value, f"the value of {key}"), key)
 
 
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The tree with the value of `key.sub` changed."""
+    """The tree with the value of `key.sub` replaced."""
     require(isinstance(key, str) and all(key.split(".")), f"{key!r} is not a key such as local.lr.")
-    return _with(tree, key.split("."), value, key)
+    return _set_value(tree, key.split("."), value, key)
 
 
 def overlay(tree: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with a fragment laid over it: a node with a name is replaced, other keys one by one."""
+    """The tree with a fragment merged over it: a node with a name is replaced as a whole, other nodes key by key."""
     result = dict(tree)
     for key, value in fragment.items():
-        below = result.get(key)
-        if isinstance(below, str):
-            below = {"name": below}  # model: cnn
-        if isinstance(value, Mapping) and "name" not in value and isinstance(below, Mapping):
-            value = overlay(below, value)
+        current = result.get(key)
+        if isinstance(current, str):
+            current = {"name": current}  # model: cnn
+        if isinstance(value, Mapping) and "name" not in value and isinstance(current, Mapping):
+            value = overlay(current, value)
         result[key] = value
     return result
 
 
-def _with(tree: Any, parts: Sequence[str], value: Any, key: str) -> dict[str, Any]:
+def _set_value(tree: Any, parts: Sequence[str], value: Any, key: str) -> dict[str, Any]:
     if isinstance(tree, str) and parts:
         tree = {"name": tree}  # method: fedadc, then method.beta=0.8
-    require(tree is None or isinstance(tree, Mapping), f"{key}: {parts[0]} stands below a plain value.")
+    require(tree is None or isinstance(tree, Mapping), f"{key}: {parts[0]} cannot be set inside a plain value.")
     result: dict[str, Any] = dict(tree or {})
-    result[parts[0]] = value if len(parts) == 1 else _with(result.get(parts[0]), parts[1:], value, key)
+    result[parts[0]] = value if len(parts) == 1 else _set_value(result.get(parts[0]), parts[1:], value, key)
     return result

@@ -1,7 +1,8 @@
-"""The table of data sets. A loader is a function that returns a `Dataset`; its docstring is its line in the list.
+"""Data sets and the table of their loaders.
 
-A loader takes what it needs by name: `data_dir` (where built-in sets are looked for), `path` and `test` (files or
-folders of the user's), and any further settings of its own.
+A loader is a function that returns a `Dataset`. Its docstring is shown by `fedadc list datasets`. Arguments are passed
+by name: `data_dir` (the folder to search for built-in data sets), `path` and `test` (the user's files or folders), and
+the loader's own settings.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "npz": npz,
-    "image_folder": image_folder,
+    "folder": image_folder,
     "csv": csv_table,
 }
 

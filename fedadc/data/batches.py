@@ -1,7 +1,7 @@
-"""One client's data, and its batches: which samples in which order, gathered into fresh tensors, normalized.
+"""The training data of one client, its batches and their augmentation.
 
-`gather` is the only place where inputs are made. It copies, so that a batch is aligned whatever its samples were, and
-sets the memory format, because the bits of a matrix product depend on both.
+`Inputs.gather` is the only place where model inputs are created. It copies the samples, so that a batch is always
+aligned, and it sets the memory format explicitly. The bits of a matrix product depend on both.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fedadc.errors import require
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crop after padding with black, and horizontal flip: drawn per sample, applied to a whole batch at once."""
+    """Random crop after zero padding, and random horizontal flip. Both are drawn independently for every sample."""
 
-    crop: int = 0  # pixels of padding on each side; 0: none
+    crop: int = 0  # pixels of padding on each side; 0 disables cropping
     flip: bool = False
 
     def __post_init__(self) -> None:
-        require(self.crop >= 0, f"data.augment.crop must not be negative, not {self.crop}.")
+        require(self.crop >= 0, f"data.augment.crop must be at least 0, not {self.crop}.")
 
     def __bool__(self) -> bool:
         return self.crop > 0 or self.flip
 
     def __call__(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         n, channels, height, width = x.shape
-        rows = np.tile(np.arange(height), (n, 1))  # which row and column of the input each output pixel takes
+        rows = np.tile(np.arange(height), (n, 1))  # the input row and column of every output pixel
         columns = np.tile(np.arange(width), (n, 1))
         if self.flip:
             columns = np.where(rng.integers(2, size=(n, 1)) == 1, columns[:, ::-1], columns)
@@ -47,26 +47,26 @@ class Augment:
 
 @dataclass(frozen=True)
 class Inputs:
-    """How raw samples become what a model sees."""
+    """How raw samples are converted to model inputs."""
 
     normalization: Normalization
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
-    channels_last: bool = False  # images [n, channels, height, width] lie in memory pixel by pixel, not plane by plane
+    channels_last: bool = False  # store images [n, channels, height, width] pixel by pixel, not plane by plane
 
     def gather(
         self, samples: Samples, indices: Array, augment: Augment | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some samples, as new tensors."""
+        """Inputs and labels of the samples at these indices, as new tensors."""
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
         x, y = samples.x.index_select(0, chosen), samples.y.index_select(0, chosen)
         if augment and rng is not None:
             x = augment(x, rng)
-        x = self._pixel_by_pixel(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
+        x = self._channels_last(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
         return self.normalization(x), y.to(self.device)
 
-    def _pixel_by_pixel(self, x: Tensor) -> Tensor:
-        """A copy with the strides spelled out: with one channel torch could not tell the two formats apart."""
+    def _channels_last(self, x: Tensor) -> Tensor:
+        """A copy with explicit strides; with one channel, torch could not tell the two memory formats apart."""
         _, channels, height, width = x.shape
         strides = (height * width * channels, 1, width * channels, channels)
         return torch.empty_strided(x.shape, strides, dtype=self.dtype, device=self.device).copy_(x)
@@ -74,16 +74,16 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Batch:
-    """What an objective is called with."""
+    """One mini-batch, as an objective receives it."""
 
     x: Tensor
     y: Tensor
-    position: Array  # of the samples in the client's own data
+    position: Array  # the samples' positions within the client's own data
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's share of a split, made when the client is selected."""
+    """The samples of one client, created when the client is selected."""
 
     samples: Samples
     indices: Array
@@ -95,31 +95,33 @@ class ClientData:
         return len(self.indices)
 
     def class_counts(self) -> Tensor:
+        """The number of samples of each class, [classes]."""
         labels = self.samples.y.index_select(0, torch.from_numpy(self.indices))
         return torch.bincount(labels, minlength=self.classes).to(self.inputs.device)
 
     def batches(self, positions: Iterable[Array], rng: Callable[[str], np.random.Generator]) -> Iterator[Batch]:
-        """The batches at these positions; the generator for "augment" draws the augmentation."""
+        """One batch for each array of positions; `rng("augment")` draws the augmentation."""
         drawn = rng("augment") if self.augment else None
         for position in positions:
             x, y = self.inputs.gather(self.samples, self.indices[position], self.augment, drawn)
             yield Batch(x, y, position)
 
     def in_order(self, positions: Array | None, size: int) -> Iterator[Batch]:
-        """These samples (None: all), in index order and without augmentation."""
+        """Batches of the samples at these positions (None: all samples), in the given order, without augmentation."""
         positions = np.arange(len(self)) if positions is None else positions
         for start in range(0, len(positions), size):
-            cut = positions[start : start + size]
-            yield Batch(*self.inputs.gather(self.samples, self.indices[cut]), cut)
+            part = positions[start : start + size]
+            yield Batch(*self.inputs.gather(self.samples, self.indices[part]), part)
 
 
 def shuffled(
     samples: int, batch_size: int, steps: int | None, epochs: int | None, rng: np.random.Generator
 ) -> Iterator[Array]:
-    """The positions of each batch of a client's round.
+    """The sample positions of each batch in one client's round.
 
-    By steps: exactly that many full batches, reshuffled whenever the data is used up. By epochs: every sample once an
-    epoch, the last batch as large as it comes. A client with fewer samples than a batch uses all of them every time.
+    With `steps`: exactly that many full batches; the data is reshuffled whenever it is used up. With `epochs`: every
+    sample once per epoch; the last batch of an epoch may be smaller. A client with fewer samples than `batch_size` uses
+    all of them in every batch.
     """
     size = min(batch_size, samples)
     if steps is None:
@@ -136,16 +138,16 @@ def shuffled(
 
 
 def count_steps(samples: Array, batch_size: int, steps: int | None, epochs: int | None) -> Array:
-    """H of clients with so many samples."""
+    """The number of local steps H of each client, from its number of samples."""
     if steps is not None:
         return np.full(len(samples), steps, dtype=np.int64)
     return np.asarray((epochs or 1) * -(-samples // np.minimum(batch_size, samples)))
 
 
 def count_samples(samples: Array, batch_size: int, epochs: int | None, done: Array) -> Array:
-    """How many samples clients with so many use in the steps that they do; one that comes again counts again."""
+    """The number of samples each client uses in `done` steps; a sample that is used again is counted again."""
     size = np.minimum(batch_size, samples)
     if epochs is None:
         return np.asarray(done * size)
-    whole, more = np.divmod(done, -(-samples // size))
-    return np.asarray(whole * samples + np.minimum(more * size, samples))
+    full_epochs, extra_steps = np.divmod(done, -(-samples // size))
+    return np.asarray(full_epochs * samples + np.minimum(extra_steps * size, samples))

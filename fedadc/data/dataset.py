@@ -1,4 +1,7 @@
-"""A data set is whole tensors in memory; its clients are two arrays, a client a slice made when it is selected."""
+"""Data sets, held in memory as whole tensors, and the assignment of their samples to clients.
+
+The clients of a federation are two index arrays. The samples of one client are gathered only when it is selected.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedadc.errors import require
+from fedadc.errors import FedadcError, require
 
-Array = np.ndarray  # of any type; the checks below say which
-COUNTED = 10_000  # clients whose labels are counted at once: a million have small temporaries too
+Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
+CLIENTS_PER_BLOCK = 10_000  # clients whose labels are counted at once; bounds the temporary memory
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One split: inputs `x` [n, ...] (uint8 where they are images) and labels `y` [n] (int64)."""
+    """One split: inputs `x` [n, ...] (uint8 for images) and labels `y` [n] (int64)."""
 
     x: Tensor
     y: Tensor
@@ -42,11 +45,11 @@ class Clients:
 
     @staticmethod
     def from_owner(owner: Array, clients: int) -> Clients:
-        """From the owner of every sample: each sample has one, so clients are disjoint and complete."""
+        """Clients from the owner of every sample. Each sample has exactly one owner."""
         offsets = np.zeros(clients + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=clients), out=offsets[1:])
-        small = len(owner) < 2**31  # then half the memory will do
-        return Clients(np.argsort(owner, kind="stable").astype(np.int32 if small else np.int64, copy=False), offsets)
+        index_type = np.int32 if len(owner) < 2**31 else np.int64  # int32 takes half the memory
+        return Clients(np.argsort(owner, kind="stable").astype(index_type, copy=False), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -56,27 +59,31 @@ class Clients:
 
     @property
     def sizes(self) -> Array:
+        """The number of samples of every client."""
         return np.diff(self.offsets)
 
     def sizes_of(self, clients: Array) -> Array:
-        """The same of some clients; it costs what they are, not what there are."""
+        """The number of samples of the given clients. The cost does not depend on the size of the federation."""
         return np.asarray(self.offsets[clients + 1] - self.offsets[clients])
 
     def class_counts(self, y: Tensor, classes: int) -> Array:
-        """How many samples of each class each client holds, [clients, classes]."""
+        """The number of samples per client and class, [clients, classes]."""
         counts = np.empty((len(self), classes), dtype=np.int32 if len(self.indices) < 2**31 else np.int64)
         labels, sizes = y.numpy(), self.sizes
-        for begun in range(0, len(self), COUNTED):
-            part = slice(begun, min(begun + COUNTED, len(self)))
-            owner = np.repeat(np.arange(part.stop - begun), sizes[part])
-            cells = owner * classes + labels[self.indices[self.offsets[begun] : self.offsets[part.stop]]]
-            counts[part] = np.bincount(cells, minlength=(part.stop - begun) * classes).reshape(-1, classes)
+        for start in range(0, len(self), CLIENTS_PER_BLOCK):
+            stop = min(start + CLIENTS_PER_BLOCK, len(self))
+            owner = np.repeat(np.arange(stop - start), sizes[start:stop])
+            cells = owner * classes + labels[self.indices[self.offsets[start] : self.offsets[stop]]]
+            counts[start:stop] = np.bincount(cells, minlength=(stop - start) * classes).reshape(-1, classes)
         return counts
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """(x / scale - mean) / std, per channel. The constants belong to a loader or a config, never to pooled data."""
+    """Input normalization: (x / scale - mean) / std, per channel.
+
+    The constants come from a loader or a config. They are never computed from the clients' pooled data.
+    """
 
     scale: float = 1.0
     mean: tuple[float, ...] = ()
@@ -92,7 +99,7 @@ class Normalization:
 
 @cache
 def _scaled(constants: Normalization, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
-    """Mean and std in the units of the raw inputs, made once."""
+    """Mean and std in units of the raw inputs."""
     shape = (-1, *[1] * (ndim - 2))
     mean, std = (torch.tensor(values, dtype=dtype, device=device) for values in (constants.mean, constants.std))
     return mean.view(shape) * constants.scale, std.view(shape) * constants.scale
@@ -100,7 +107,7 @@ def _scaled(constants: Normalization, dtype: torch.dtype, device: torch.device, 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Whole tensors of every split, and what is known about them."""
+    """The splits of a data set, its class names, its normalization and the owners of its samples."""
 
     name: str
     train: Samples
@@ -108,10 +115,10 @@ class Dataset:
     test: Samples | None = None
     validation: Samples | None = None
     normalization: Normalization = Normalization()
-    owners: Array | None = None  # natural federation: the client id of every training sample, any type
-    notes: tuple[str, ...] = ()  # what a loader did that a user should know
-    test_owners: Array | None = None  # the client id of every test sample, where it is known
-    validation_owners: Array | None = None  # likewise
+    owners: Array | None = None  # the client id of every training sample (numbers or strings), in a natural federation
+    notes: tuple[str, ...] = ()  # remarks of the loader for the user
+    test_owners: Array | None = None  # the client id of every test sample, if known
+    validation_owners: Array | None = None  # the client id of every validation sample, if known
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.")
@@ -119,22 +126,24 @@ class Dataset:
         require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.")
         require(
             self.test_owners is None or (self.test is not None and len(self.test_owners) == len(self.test)),
-            f"data {self.name}: the client ids of test samples do not match them.",
+            f"data {self.name}: test_owners must hold one client id per test sample.",
         )
         for split, samples in self.splits().items():
-            bad = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))
-            require(
-                len(bad) == 0,
-                f"data {self.name}: label {int(samples.y[bad[0, 0]]) if len(bad) else 0} of {split} sample "
-                f"{int(bad[0, 0]) if len(bad) else 0} is outside 0..{len(self.classes) - 1}.",
-            )
+            invalid = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))
+            if len(invalid):
+                sample = int(invalid[0, 0])
+                raise FedadcError(
+                    f"data {self.name}: label {int(samples.y[sample])} of {split} sample {sample} "
+                    f"is outside 0..{len(self.classes) - 1}."
+                )
             require(
                 samples.x.shape[1:] == self.train.x.shape[1:],
                 f"data {self.name}: {split} samples have shape {list(samples.x.shape[1:])}, "
-                f"training samples {list(self.train.x.shape[1:])}.",
+                f"but training samples have shape {list(self.train.x.shape[1:])}.",
             )
 
     def splits(self) -> dict[str, Samples]:
+        """The existing splits by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: samples for name, samples in named.items() if samples is not None}
 

@@ -1,4 +1,4 @@
-"""The table of methods, and the famous names that are a method with an objective."""
+"""The table of methods by config name, and published names that stand for a method with an objective."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A method: how a client moves, and what the server does with the mean of the uploads. The defaults are FedAvg.
+"""The base class of all methods: local steps at the client, the update at the server. The defaults are FedAvg.
 
-A method is a frozen dataclass of hyper-parameters and holds no tensors; all state passes through as values.
-`step` may overwrite `theta` and the gradient it was given (the next call of `grad` does), never `local.start`,
-`local.server` or `local.client`; `grad(point)` leaves theta where it is. `update` returns new tensors and overwrites
-nothing: states of earlier rounds live on. delta = start - end.
+A method is a frozen dataclass of hyper-parameters and holds no tensors: all state is passed in and returned. A client
+uploads delta = start - end, where `start` is the received theta and `end` the theta after its last local step.
+
+What may be overwritten: `step` may overwrite `theta` and the gradient that `grad` returned (the next call of `grad`
+overwrites that gradient, too), but never `local.start`, `local.server` or `local.client`. `grad(point)` does not change
+theta. `update` returns new tensors and overwrites nothing, because states of earlier rounds may still be in use.
 """
 
 from __future__ import annotations
@@ -20,51 +22,51 @@ from fedadc.views.local import Local
 from fedadc.views.round_info import RoundInfo
 from fedadc.views.setup import Setup
 
-Gradient = Callable[[Vector], Vector]  # point -> the gradient there; gone at the next call, so clone what you keep
+Gradient = Callable[[Vector], Vector]  # point -> the gradient at that point; the next call overwrites it: clone to keep
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods; subclass it and write what differs from FedAvg."""
+    """The base class of all methods; subclass it and override what differs from FedAvg."""
 
     objective: Objective = field(default_factory=CrossEntropy, metadata={"config": False})
 
     paper: ClassVar[str] = ""
-    computation: ClassVar[str] = ""  # beyond FedAvg's, in words
-    downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors sent along with theta
-    tracked: ClassVar[tuple[str, ...]] = ()  # uploads of which `mean` has the plain sum / N, never weighted
-    travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down: "all" or "embed", the body
-    federated: ClassVar[bool] = True  # False: nothing travels, and the clients' own models are what is evaluated
-    personalized: ClassVar[bool] = False  # True: clients have models of their own, evaluated on their own test shares
-    refused: ClassVar[Mapping[str, str]] = {}  # keys that users try, and why they do not exist
+    computation: ClassVar[str] = ""  # the extra work compared with FedAvg, in words
+    downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors that are sent with theta
+    tracked: ClassVar[tuple[str, ...]] = ()  # names of uploads for which `mean` holds the plain sum / N, never weighted
+    travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down: "all", or "embed" for the body
+    federated: ClassVar[bool] = True  # False: nothing is sent, and the clients' own models are evaluated
+    personalized: ClassVar[bool] = False  # True: each client has its own model, evaluated on its own test share
+    refused: ClassVar[Mapping[str, str]] = {}  # config keys that users may expect -> why there is no such key
 
     @property
     def headless(self) -> bool:
-        """Whether only clients have a trained head: theta's is the initial one, so theta is a body and no model."""
+        """True if only the clients have a trained head: theta keeps the initial one, so only its body is useful."""
         return self.personalized and self.travels == "embed"
 
     def complete(self) -> Self:
-        """With settings filled in that follow from others, as a run's config shows them."""
+        """A copy in which settings that default to other settings are filled in, as a run's config shows them."""
         return self
 
     def check(self, setup: Setup) -> None:
-        """Refuse, with a FedadcError that says why, settings that make no sense for this method."""
+        """Raise a FedadcError that says why if the settings of a run do not fit this method."""
 
-    # at the client
+    # At the client.
     def client_state(self, theta: Vector) -> State:
-        """The state of a client that is selected for the first time; {} for a stateless one."""
+        """The state of a client that is selected for the first time; {} if clients keep nothing."""
         return {}
 
     def begin(self, local: Local) -> Vector:
-        """Where a client starts."""
+        """The theta from which a client starts its local steps."""
         return local.start
 
     def trained(self, local: Local) -> slice:
-        """The part of theta that a step moves: `local.clip` is for its gradient, and `correct` sees to the rest."""
+        """The slice of theta that this step trains: only its gradient is clipped; `correct` must zero the rest."""
         return slice(None)
 
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
-        """What a method makes of the gradient at theta, clipped and decayed."""
+        """The corrected gradient; g is the loss gradient at theta after clipping and weight decay."""
         return g
 
     def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:
@@ -72,29 +74,30 @@ class Method:
         return theta.sub_(grad(theta), alpha=local.lr)
 
     def finish(self, theta: Vector, local: Local) -> tuple[State, State]:
-        """The upload, and the client's new state, which takes effect only if the upload is counted."""
+        """The upload and the client's new state, which takes effect only if the server counts the upload."""
         return {"delta": local.start - theta}, local.client
 
-    # at the server
+    # At the server.
     def server_state(self, theta: Vector) -> State:
+        """The server's vectors beside theta, before the first round."""
         return {}
 
     def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
         """The new theta and server state from the mean upload (Algorithm 1, line 9)."""
         return theta - mean["delta"], server
 
-    # what is evaluated
+    # The models that are evaluated.
     def evaluated(self, theta: Vector, server: State) -> dict[str, Vector]:
-        """Its models by name. A run is judged by the first; the others' metrics stand beside it under their names."""
+        """The models to evaluate, by name. A run is judged by the first; metrics of the others carry their name."""
         return {"global": theta}
 
     def personal(self, theta: Vector, client: State) -> Vector:
-        """A client's own model, from the global one and its state."""
+        """A client's own model, from the global theta and the client's state."""
         return theta
 
 
 def require_body(model: FlatModel, name: str) -> None:
-    """Refuse a model without a split into body and head, and one that is a head alone."""
+    """Raise a FedadcError unless the model is split into `embed` and `head` and its body has parameters."""
     body = model.part("embed")
     require(
         body.stop > 0,
@@ -104,8 +107,8 @@ def require_body(model: FlatModel, name: str) -> None:
 
 
 def require_beta(name: str, value: float) -> None:
-    require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}.")
+    require(0 <= value < 1, f"{name} must be in [0, 1), not {value}.")
 
 
 def require_server_lr(value: float) -> None:
-    require(0 < value < float("inf"), f"server_lr must be positive, not {value}.")
+    require(0 < value < float("inf"), f"server_lr must be positive and finite, not {value}.")

@@ -1,8 +1,8 @@
-"""Ditto (Li et al., ICML 2021, Algorithm 1): FedAvg, and beside it a model of each client's own, held near theta_t.
+"""Ditto (Li et al., ICML 2021, Algorithm 1): FedAvg, plus a personal model of each client that stays close to theta_t.
 
-A client's own model v minimizes f_k(v) + lam/2 ||v - theta_t||² (its eq. 2) by steps on the batches of the global
-model's, as in the authors' code; it starts where the client's first round does. Each of the two gradients is clipped
-and decayed by itself.
+A client's own model v minimizes f_k(v) + lam/2 ||v - theta_t||² (its eq. 2). As in the authors' code, its steps use the
+same batches as the steps of the global model. It starts from the theta that the client receives in its first round. The
+two gradients are clipped and decayed separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """FedAvg, and a model of each client's own that is pulled toward the global one."""
+    """FedAvg, plus a model of each client's own that is pulled toward the global model."""
 
     lam: float = 0.1  # λ
 
@@ -28,12 +28,12 @@ class Ditto(Method):
     personalized: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.lam < float("inf"), f"ditto: lam must not be negative, not {self.lam}.")
+        require(0 <= self.lam < float("inf"), f"ditto: lam must be at least 0 and finite, not {self.lam}.")
 
     def check(self, setup: Setup) -> None:
         require(
             setup.local.momentum == 0,
-            "method ditto takes two gradients a step, for which there is one local momentum; set local.momentum to 0.",
+            "method ditto takes two gradients per step, but there is only one local momentum; set local.momentum to 0.",
         )
 
     def client_state(self, theta: Vector) -> State:

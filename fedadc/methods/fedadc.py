@@ -1,8 +1,9 @@
-"""FedADC (Algorithm 3): the server's momentum, embedded in every local step.
+"""FedADC (Algorithm 3): the server's momentum is embedded in every local step.
 
-Heavy-ball ("blue"): gradient and momentum act together. Nesterov ("red"): the momentum moves the model first, and
-the gradient is taken there. FedADC+ is this method with the objective `SelfConfidence` (section III).
-Each client divides the momentum by its own number of steps, so each embeds exactly beta_local * m.
+Heavy-ball (blue in the paper): a step applies gradient and momentum together. Nesterov (red): the momentum moves the
+model first, and the gradient is taken at that point. FedADC+ is this method with the objective `SelfConfidence`
+(section III). Each client divides the momentum by its own number of steps, so every client embeds exactly
+beta_local * m in a round.
 """
 
 from __future__ import annotations

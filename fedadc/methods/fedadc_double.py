@@ -1,7 +1,7 @@
-"""FedADC with double momentum (Algorithm 4): a client averages its own gradients beside the server's momentum.
+"""FedADC with double momentum (Algorithm 4): a client also averages its own gradients, beside the server's momentum.
 
-The client's average, phi * m_i + (1 - phi) * g, starts at the first gradient of the round; it is not the local
-momentum of `local.momentum` (v = mu * v + g), which this method therefore refuses.
+The client's average, phi * m_i + (1 - phi) * g, starts at the first gradient of the round. It differs from the local
+momentum of `local.momentum` (v = mu * v + g), and the two cannot be combined.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FedADCDouble(Method):
     def check(self, setup: Setup) -> None:
         require(
             setup.local.momentum == 0,
-            "method fedadc_double has a local momentum of its own (phi); set local.momentum to 0.",
+            "method fedadc_double has its own local momentum (phi); set local.momentum to 0.",
         )
 
     def begin(self, local: Local) -> Vector:

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017; Algorithm 1 of the FedADC paper): H local SGD steps, then the mean."""
+"""FedAvg (McMahan et al., 2017; Algorithm 1 of the FedADC paper): H local SGD steps, then the mean of the deltas."""
 
 from __future__ import annotations
 

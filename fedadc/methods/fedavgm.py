@@ -1,7 +1,7 @@
 """FedAvgM (Hsu, Qi and Brown, 2019): m = beta m + mean(delta), theta - server_lr m.
 
-SlowMo divides the delta by the clients' learning rate and multiplies by it again when it moves, so the two agree
-while that rate stays the same.
+SlowMo divides the mean delta by the clients' learning rate and multiplies its step by that rate again, so the two
+methods are equal as long as the rate is constant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""FedBABU (Oh et al., ICLR 2022): the head stays as it was initialized, for good and everywhere; the body is trained.
+"""FedBABU (Oh et al., ICLR 2022): only the body is trained; the head keeps its initial values at server and clients.
 
-The global model, body and initial head, is a classifier like any other and a run is judged by it. Clients fine-tune it
-after the federated training.
+The global model (trained body, initial head) is a complete classifier, and a run is judged by it. Clients fine-tune it
+after federated training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(Method):
-    """FedAvg of the body alone, under a head that nobody trains."""
+    """FedAvg of the body alone; the head is never trained."""
 
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     travels: ClassVar[str] = "embed"
@@ -29,5 +29,5 @@ class FedBABU(Method):
         return local.model.part("embed")
 
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
-        g[local.model.part("head")] = 0  # also what weight decay has put there
+        g[local.model.part("head")] = 0  # weight decay has added a term there
         return g

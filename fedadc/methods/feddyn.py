@@ -1,12 +1,12 @@
 """FedDyn (Acar et al., ICLR 2021, Algorithm 1): a dynamic regularizer makes local optima agree with the global one.
 
 A client minimizes f_k(theta) - <h_k, theta> + alpha/2 ||theta - theta_t||² (its eq. 1), where h_k approaches the
-gradient of f_k. There are two models: the mean of the cohort's, and the server's, which is sent out and is the mean
-minus h/alpha. Both are evaluated; `judged_by` says which one a run is judged by (the authors plot the mean).
+gradient of f_k. There are two models: the mean of the cohort's models, and the server's theta = mean - h/alpha, which
+clients receive. Both are evaluated; `judged_by` names the one by which a run is judged (the authors plot the mean).
 
-Deviations: the authors' code clips the loss gradient together with the linear term, here the loss gradient alone is
-clipped; it also plots the mean of all N clients' latest models, which is not kept here. Its alpha_k for clients
-of unequal size is the setting `alpha_by_size`.
+Deviations: the authors' code clips the loss gradient together with the linear term; here only the loss gradient is
+clipped. Their code also plots the mean of all N clients' latest models, which is not kept here. Their alpha_k for
+clients of unequal size is the setting `alpha_by_size`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Method):
-    """Dynamic regularization: every client remembers its gradient, the server their mean."""
+    """Dynamic regularization: every client keeps an estimate of its gradient, the server keeps their mean."""
 
     alpha: float = 0.1  # α
-    alpha_by_size: bool = False  # α_k = α · mean(n) / n_k: the optimum is then that of the mean weighted by samples
+    alpha_by_size: bool = False  # α_k = α · mean(n) / n_k: converges to the optimum of the loss weighted by samples
     judged_by: Literal["mean", "server"] = "mean"
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
     computation: ClassVar[str] = "3 vector operations / step"
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < float("inf"), f"feddyn: alpha must be positive, not {self.alpha}.")
+        require(0 < self.alpha < float("inf"), f"feddyn: alpha must be positive and finite, not {self.alpha}.")
         require(
             self.judged_by in ("mean", "server"),
             f"feddyn: judged_by must be 'mean' or 'server', not {self.judged_by!r}.",
@@ -45,18 +45,18 @@ class FedDyn(Method):
     def check(self, setup: Setup) -> None:
         require(
             setup.weighting == "uniform",
-            "method feddyn takes the plain mean of its cohort; set cohort.weighting to uniform (method.alpha_by_size "
-            "is its own way to count clients by their samples).",
+            "method feddyn needs the unweighted mean of its cohort; set cohort.weighting to uniform (to weight clients "
+            "by their samples, use method.alpha_by_size).",
         )
         require(
             not setup.resets_theta,
-            "method feddyn's model is theta + h / alpha, which theta set back by lookahead would break; set "
+            "method feddyn evaluates theta + h / alpha, which is wrong after lookahead has reset theta; set "
             "ensembles.lookahead.reset to false.",
         )
         require(
             setup.exact_uplink,
-            "method feddyn's h is the mean of its clients' h_k only where every delta arrives as it is; set "
-            "communication.uplink to full.",
+            "method feddyn needs uncompressed deltas, because the server's h must stay the mean of the clients' h_k; "
+            "set communication.uplink to full.",
         )
 
     def client_state(self, theta: Vector) -> State:
@@ -73,7 +73,7 @@ class FedDyn(Method):
         return {"h": torch.zeros_like(theta)}
 
     def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
-        share = info.counted / info.clients  # times the cohort's mean: the sum over the cohort, over all N
+        share = info.counted / info.clients  # share * mean over the cohort = sum over the cohort / N
         h = server["h"] + self.alpha * share * mean["delta"]
         return theta - mean["delta"] - h / self.alpha, {"h": h}
 

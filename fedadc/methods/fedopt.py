@@ -1,7 +1,7 @@
 """FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021, Algorithm 2): adaptive optimizers at the server.
 
-The mean delta takes the gradient's place. There is no bias correction, and v starts at tau², not at 0. (Their Delta
-points the other way, so they add where we subtract.)
+The mean delta is used as the gradient. There is no bias correction, and v starts at tau², not at 0. (The paper's Delta
+has the opposite sign, so it adds where this code subtracts.)
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedadc.views.round_info import RoundInfo
 
 @dataclass(frozen=True, kw_only=True)
 class FedOpt(Method):
-    """What the three share: subclass it and write `second_moment`."""
+    """The base class of the three methods; subclass it and write `second_moment`."""
 
     beta1: float = 0.9  # β₁
     tau: float = 1e-3  # τ, the degree of adaptivity
-    server_lr: float = 0.01  # η of their paper
+    server_lr: float = 0.01  # η in the paper
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
     computation: ClassVar[str] = "server only"
@@ -31,11 +31,11 @@ class FedOpt(Method):
     def __post_init__(self) -> None:
         name = type(self).__name__.lower()
         require_beta(f"{name}: beta1", self.beta1)
-        require(0 < self.tau < float("inf"), f"{name}: tau must be positive, not {self.tau}.")
+        require(0 < self.tau < float("inf"), f"{name}: tau must be positive and finite, not {self.tau}.")
         require_server_lr(self.server_lr)
 
     def second_moment(self, v: Vector, squared: Vector) -> Vector:
-        """The new v from the mean delta, squared."""
+        """The new v, from the old v and the squared mean delta."""
         raise NotImplementedError
 
     def server_state(self, theta: Vector) -> State:
@@ -80,7 +80,7 @@ class FedYogi(FedOpt):
 class FedAdagrad(FedOpt):
     """Adagrad at the server: v only grows."""
 
-    beta1: float = 0.0  # β₁, as in their experiments
+    beta1: float = 0.0  # β₁, as in the paper's experiments
 
     def second_moment(self, v: Vector, squared: Vector) -> Vector:
         return v + squared

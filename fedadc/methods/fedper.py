@@ -1,7 +1,7 @@
-"""FedPer (Arivazhagan et al., 2019): the body is everybody's, the head each client's own; a step trains both.
+"""FedPer (Arivazhagan et al., 2019): clients share the body, each has its own head, and every step trains both.
 
-Only the body travels. The head of theta stays the initial one, which everybody knows, so a run is judged by the
-clients' own models alone. Objectives that ask the received model would ask that head, and are refused.
+Only the body is sent. The head in theta keeps its initial values, so a run is judged by the clients' own models only.
+Objectives that use predictions of the received model are refused, because that model has an untrained head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(Method):
-    """A shared body, a head of each client's own, trained together."""
+    """A shared body and a head of each client's own, trained together."""
 
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
     travels: ClassVar[str] = "embed"
@@ -31,12 +31,12 @@ class FedPer(Method):
         require_body(setup.model, name)
         require(
             not self.objective.asks_the_global_model,
-            f"method {name} shares no head, so {type(self.objective).__name__} cannot ask the global model for its "
-            "opinion; choose another objective.",
+            f"method {name} shares no head, so there is no complete global model, which objective "
+            f"{type(self.objective).__name__} needs; choose another objective.",
         )
 
     def client_state(self, theta: Vector) -> State:
-        return {"head": theta}  # whose end is the initial head: nobody here knows how long a head is
+        return {"head": theta}  # all of theta, which ends with the initial head: the size of a head is not known here
 
     def begin(self, local: Local) -> Vector:
         return self.personal(local.start, local.client)

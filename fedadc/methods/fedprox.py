@@ -13,7 +13,7 @@ from fedadc.views.local import Local
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Method):
-    """FedAvg whose clients are pulled back to where they started."""
+    """FedAvg with a proximal term that pulls clients toward the received model."""
 
     mu: float = 0.01  # μ
 
@@ -21,7 +21,7 @@ class FedProx(Method):
     computation: ClassVar[str] = "2 vector operations / step"
 
     def __post_init__(self) -> None:
-        require(0 <= self.mu < float("inf"), f"fedprox: mu must not be negative, not {self.mu}.")
+        require(0 <= self.mu < float("inf"), f"fedprox: mu must be at least 0 and finite, not {self.mu}.")
 
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
         return g.add_(theta - local.start, alpha=self.mu)

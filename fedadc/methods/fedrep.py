@@ -1,8 +1,8 @@
-"""FedRep (Collins et al., ICML 2021, Algorithm 1): the head's steps with the body fixed, then the body's.
+"""FedRep (Collins et al., ICML 2021, Algorithm 1): a client first trains its head, then the body.
 
-As FedPer, with one part after the other. `head_share` is the head's share of a client's steps, whatever their number,
-and at least one is the body's. The authors' code counts epochs instead, and ends with a round in which all clients
-train their heads for at least 10 of them; here no round is special.
+It is FedPer with one part trained after the other. `head_share` is the share of a client's steps that train the head;
+at least one step trains the body. The authors' code counts epochs instead, and ends with a round in which all clients
+train their heads for at least 10 epochs; here all rounds are alike.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ log = logging.getLogger("fedadc")
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(FedPer):
-    """A shared body, a head of each client's own, the head trained first."""
+    """A shared body and a head of each client's own; the head is trained first."""
 
-    head_share: float = 0.9  # of a client's steps
+    head_share: float = 0.9  # the share of a client's steps that train the head
 
     paper: ClassVar[str] = "Collins et al., ICML 2021"
 
     def __post_init__(self) -> None:
-        require(0 <= self.head_share < 1, f"fedrep: head_share must lie in [0, 1), not {self.head_share}.")
+        require(0 <= self.head_share < 1, f"fedrep: head_share must be in [0, 1), not {self.head_share}.")
 
     def check(self, setup: Setup) -> None:
         super().check(setup)
         steps = setup.local.count_steps(setup.client_sizes)
-        few = int((steps < 2).sum()) if self.head_share else 0
+        one_step = int((steps < 2).sum()) if self.head_share else 0
         require(
-            few < len(steps),
-            "method fedrep trains the head, then the body: with one local step no head would ever be trained; raise "
-            "local.epochs or local.steps, or lower local.batch_size.",
+            one_step < len(steps),
+            "method fedrep trains the body in the last local step, so with one local step per round no head would ever "
+            "be trained; raise local.epochs or local.steps, or lower local.batch_size.",
         )
-        if few:
-            log.warning("method fedrep: %d clients do one local step a round, so their heads are never trained", few)
+        if one_step:
+            log.warning("method fedrep: %d clients do one local step per round; their heads stay untrained", one_step)
 
     def trained(self, local: Local) -> slice:
-        return local.model.part("head" if self._is_the_heads(local) else "embed")
+        return local.model.part("head" if self._trains_head(local) else "embed")
 
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
-        g[local.model.part("embed" if self._is_the_heads(local) else "head")] = 0  # nor does momentum gather there
+        g[local.model.part("embed" if self._trains_head(local) else "head")] = 0  # so no momentum accumulates there
         return g
 
     def step(self, theta: Vector, grad: Gradient, local: Local) -> Vector:
         part, g = self.trained(local), grad(theta)
-        theta[part].sub_(g[part], alpha=local.lr)  # the head's momentum is not zero in the body's steps
+        theta[part].sub_(g[part], alpha=local.lr)  # only this part: in the body's steps g still has the head's momentum
         return theta
 
-    def _is_the_heads(self, local: Local) -> bool:
-        """Whether the present step is."""
+    def _trains_head(self, local: Local) -> bool:
+        """True if the current step trains the head, False if it trains the body."""
         return local.step < min(round(self.head_share * local.steps), local.steps - 1)

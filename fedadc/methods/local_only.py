@@ -1,7 +1,7 @@
-"""Training without a federation, the lower bound: every client goes on with its own model, and nothing travels.
+"""Training without a federation, the lower bound: every client trains its own model, and nothing is sent.
 
-A run is judged by the mean over all clients of their own models' metrics; a client that was never selected has the
-initial model.
+A run is judged by the mean of the metrics of all clients' own models; a client that was never selected has the initial
+model.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedadc.views.setup import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOnly(Method):
-    """Every client alone with its own model and data."""
+    """Every client trains its own model on its own data."""
 
     federated: ClassVar[bool] = False
 
     def check(self, setup: Setup) -> None:
         require(
             not self.objective.asks_the_global_model,
-            f"method local_only has no global model, which {type(self.objective).__name__} asks for its opinion; "
-            "choose another objective.",
+            f"method local_only has no global model, which objective {type(self.objective).__name__} needs; choose "
+            "another objective.",
         )
 
     def client_state(self, theta: Vector) -> State:

@@ -1,7 +1,7 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II): control variates take the drift out of every step.
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II): control variates correct the drift of every step.
 
-K is the client's own number of steps and lr the one it used, so that delta / (K lr) is its mean gradient; local
-momentum would inflate it, and is refused.
+K is the client's own number of steps and lr the rate it used, so delta / (K lr) is its mean gradient. Local momentum
+is refused because it would inflate delta.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedadc.views.setup import Setup
 class Scaffold(Method):
     """Every step is corrected by the difference between the server's and the client's mean gradient."""
 
-    server_lr: float = 1.0  # η_g of its paper
+    server_lr: float = 1.0  # η_g in the paper
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     computation: ClassVar[str] = "2 vector operations / step"
@@ -36,8 +36,8 @@ class Scaffold(Method):
     def check(self, setup: Setup) -> None:
         require(
             setup.local.momentum == 0,
-            "method scaffold takes delta / (K lr) for the mean gradient of a round, which local momentum inflates; set "
-            "local.momentum to 0.",
+            "method scaffold uses delta / (K lr) as the mean gradient of a round, which local momentum would inflate; "
+            "set local.momentum to 0.",
         )
 
     def client_state(self, theta: Vector) -> State:

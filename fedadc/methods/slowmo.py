@@ -14,7 +14,7 @@ from fedadc.views.round_info import RoundInfo
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMo(Method):
-    """Server momentum; local steps as in FedAvg."""
+    """Momentum at the server; local steps as in FedAvg."""
 
     beta: float = 0.9  # β
     server_lr: float = 1.0  # α

@@ -1,4 +1,4 @@
-"""The table of models. A model is an `nn.Module` with a method `embed(x)` and a module `head`."""
+"""The table of models by config name. A model is an `nn.Module` with a method `embed(x)` and a module `head`."""
 
 from __future__ import annotations
 

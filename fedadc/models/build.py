@@ -1,4 +1,4 @@
-"""From a name and options to an initialized module that is known to work on the data."""
+"""Build and initialize a module from its settings, and check that it works on the data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedadc.errors import FedadcError, one_line, require, require_file, unknown
 from fedadc.rng import torch_seeded
 
 INITS = ("default", "kaiming")
-TYPES = frozenset(  # of a weights file: those of parameters, and of buffers that count or mask
+WEIGHT_TYPES = frozenset(  # accepted in a weights file: types of parameters, and of buffers that count or mask
     [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 )
-SETTINGS = ("name", "seed", "init", "weights", "channels_last")  # of any model
+COMMON_SETTINGS = ("name", "seed", "init", "weights", "channels_last")  # every model has them
 
 
 def construct(
@@ -28,24 +28,24 @@ def construct(
     seed: int,
     init: str = "default",
 ) -> nn.Module:
-    """Build a module; `input_shape` and `classes` go to constructors that have parameters of these names."""
+    """Build a module; `input_shape` and `classes` are passed if the constructor has parameters of these names."""
     parameters = inspect.signature(cls).parameters
-    given = {"input_shape": input_shape, "classes": classes}
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    from_data = {"input_shape": input_shape, "classes": classes}
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in options:
-        require(key not in given, f"model.{key} is not a setting: it comes from the data.")
-        if key not in parameters and not open_ended:
-            raise unknown("model: key", key, {*parameters, *SETTINGS} - set(given))
-    arguments = dict(options) | {k: v for k, v in given.items() if k in parameters}
+        require(key not in from_data, f"model.{key} is not a setting: it comes from the data.")
+        if key not in parameters and not any_keyword:
+            raise unknown("model: key", key, {*parameters, *COMMON_SETTINGS} - set(from_data))
+    arguments = dict(options) | {k: v for k, v in from_data.items() if k in parameters}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     missing = [n for n, p in parameters.items() if p.default is p.empty and p.kind in named and n not in arguments]
-    require(not missing, f"model: {cls.__name__} needs {', '.join(missing)}; give it beside model.name.")
+    require(not missing, f"model: {cls.__name__} needs {', '.join(missing)}; add it to the model settings.")
     with torch_seeded(seed, "model"):
         try:
             module = cls(**arguments)
         except FedadcError:
             raise
-        except Exception as error:  # a stranger's constructor, or sizes that torch refuses
+        except Exception as error:  # user code may raise anything, and torch refuses some sizes
             shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
             raise FedadcError(f"model: {cls.__name__}({shown}) failed: {one_line(error)}.") from error
         initialize(module, init)
@@ -53,7 +53,7 @@ def construct(
 
 
 def initialize(module: nn.Module, init: str) -> None:
-    """`default` keeps the constructor's weights; `kaiming` draws them again from torch's seeded generator.
+    """Initialize the weights: `default` keeps the constructor's, `kaiming` draws new ones from torch's generator.
 
     Kaiming-normal for ReLU: fan-out for convolutions, fan-in for linear layers, zero biases.
     """
@@ -70,7 +70,7 @@ def initialize(module: nn.Module, init: str) -> None:
 
 
 def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
-    """Refuse a module that cannot be trained here: wrong output, or buffers that change while it trains."""
+    """Raise a FedadcError if a module fails, has the wrong output shape, or changes its buffers in training."""
     name = type(module).__name__
     before = {n: b.clone() for n, b in module.named_buffers()}
     training = module.training
@@ -78,7 +78,7 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
     try:
         with torch.no_grad(), torch_seeded(seed, "probe"):
             logits = module(x)
-    except Exception as error:  # whatever a stranger's forward raises is his to read, in one sentence
+    except Exception as error:  # user code may raise anything
         raise FedadcError(
             f"model {name} fails on a batch of shape {list(x.shape)} from this data: {one_line(error)}."
         ) from error
@@ -90,7 +90,7 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
             b.copy_(before[n])
     require(
         not changed,
-        f"model {name} changes its buffers while it trains ({', '.join(changed[:2])}): running statistics such as "
+        f"model {name} changes its buffers during training ({', '.join(changed[:2])}), but running statistics such as "
         "BatchNorm's are not averaged in federated learning; use GroupNorm instead.",
     )
     shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -102,23 +102,23 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
 
 
 def prefers_channels_last(module: nn.Module, x: Tensor, pixel_by_pixel: Tensor, seed: int = 0) -> bool:
-    """Whether a module convolves images, which is quicker pixel by pixel, and says the same of them in that format."""
+    """True if a module has convolutions, which are faster with channels last, and its logits are the same there."""
     if not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
 
-    def said_of(images: Tensor) -> Tensor:
+    def predict(images: Tensor) -> Tensor:
         with torch.no_grad(), torch_seeded(seed, "probe"):
             logits: Tensor = module(images)
             return logits
 
     try:
-        return torch.allclose(said_of(x), said_of(pixel_by_pixel), rtol=1e-3, atol=1e-4)
-    except Exception:  # `view`, for one, knows only the usual format; what else is wrong `probe` will say
+        return torch.allclose(predict(x), predict(pixel_by_pixel), rtol=1e-3, atol=1e-4)
+    except Exception:  # `view`, for example, needs the default format; `probe` reports other failures
         return False
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file, every number in it finite."""
+    """Read a state dict from a safetensors file and check that all its numbers are finite."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -128,9 +128,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise FedadcError(f"model.weights: {path} is not a safetensors file ({one_line(error)}).") from error
     for name, tensor in state.items():
-        require(tensor.dtype in TYPES, f"{path}: {name} has the type {tensor.dtype}, which is not one of weights.")
-        strange = torch.nonzero(~torch.isfinite(tensor))
-        if len(strange):
-            at = strange[0].tolist()
-            raise FedadcError(f"{path}: {name}{at} is {tensor[tuple(at)].item()}; weights must be finite.")
+        require(
+            tensor.dtype in WEIGHT_TYPES, f"{path}: {name} has the type {tensor.dtype}, which is not used for weights."
+        )
+        not_finite = torch.nonzero(~torch.isfinite(tensor))
+        if len(not_finite):
+            index = not_finite[0].tolist()
+            raise FedadcError(f"{path}: {name}{index} is {tensor[tuple(index)].item()}; weights must be finite.")
     return state

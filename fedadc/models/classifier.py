@@ -1,4 +1,4 @@
-"""What the built-in models share: features from `embed`, logits from `head`; MOON's projection head."""
+"""The base class of the built-in models (features from `embed`, logits from `head`), and MOON's projection head."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Classifier(nn.Module):
 
 
 def projection_head(width: int, outputs: int) -> nn.Sequential:
-    """Two layers, width -> width -> outputs, that end `embed`, as MOON wants: the classifier sits on them."""
+    """MOON's projection head, width -> width -> outputs: the last layers of `embed`, before the classifier."""
     require(outputs > 0, f"model.projection must be a positive width, not {outputs}.")
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
-def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Fully connected layers, each with ReLU."""
+def apply_with_relu(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Apply layers one after another, each followed by ReLU."""
     for layer in layers:
         x = F.relu(layer(x))
     return x

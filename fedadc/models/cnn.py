@@ -1,8 +1,8 @@
 """The paper's CNN (section IV-B): 3×3 convolutions with 2×2 max-pooling, then fully connected layers, no normalization.
 
-Widths from the authors' later library (docs/deviations.md, 5): 64-128-256-512 and 128-256-512-1024, 2,513,418
-parameters with 10 classes. Pooling stands before ReLU: the same function, on a quarter of the values. With a projection
-head (MOON, section IV-A) average pooling and the head stand in the place of the fully connected layers.
+The widths are from the authors' later library (docs/deviations.md, 5): 64-128-256-512 and 128-256-512-1024, 2,513,418
+parameters with 10 classes. Pooling comes before ReLU, which gives the same result on a quarter of the values. With a
+projection head (MOON, section IV-A), average pooling and that head replace the fully connected layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedadc.errors import require
-from fedadc.models.classifier import Classifier, projection_head, through
+from fedadc.models.classifier import Classifier, apply_with_relu, projection_head
 
 HIDDEN = (128, 256, 512, 1024)
 
@@ -22,7 +22,7 @@ HIDDEN = (128, 256, 512, 1024)
 class CNN(Classifier):
     """Four convolutions and four fully connected layers before the classifier."""
 
-    preferred_init = "kaiming"  # nine plain layers hardly start with PyTorch's default (docs/deviations.md, 12)
+    preferred_init = "kaiming"  # with PyTorch's default, nine plain layers hardly learn (docs/deviations.md, 12)
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class CNN(Classifier):
         classes: int,
         width: float = 1.0,
         channels: Sequence[int] = (64, 128, 256, 512),
-        hidden: Sequence[int] | None = None,  # 128-256-512-1024; with a projection head there are none
+        hidden: Sequence[int] | None = None,  # None: 128-256-512-1024, or none with a projection head
         projection: int | None = None,
     ) -> None:
         super().__init__()
         require(len(input_shape) == 3, f"model cnn takes images [channels, height, width], not {list(input_shape)}.")
         require(width > 0, f"model.width must be positive, not {width}.")
-        require(bool(channels) and min(channels) > 0, f"model.channels must be positive, not {list(channels)}.")
+        require(bool(channels) and min(channels) > 0, f"model.channels must be positive numbers, not {list(channels)}.")
         require(
             hidden is None or projection is None,
-            "model cnn has no hidden layers beside a projection head; leave out model.hidden or model.projection.",
+            "model cnn has no hidden layers when it has a projection head; remove model.hidden or model.projection.",
         )
         hidden = HIDDEN if hidden is None else hidden
         require(all(h > 0 for h in hidden), f"model.hidden must be positive widths, not {list(hidden)}.")
@@ -55,7 +55,7 @@ class CNN(Classifier):
         )
         widths = [scaled[-1] * side[0] * side[1], *(max(1, round(width * h)) for h in hidden)]
         if projection is not None:
-            widths = [scaled[-1]]  # pooled
+            widths = [scaled[-1]]  # average pooling leaves one value per channel
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.projection = None if projection is None else projection_head(widths[-1], projection)
         self.head = nn.Linear(projection or widths[-1], classes)
@@ -64,6 +64,6 @@ class CNN(Classifier):
         for convolution in self.convolutions:
             x = F.relu(F.max_pool2d(convolution(x), 2))
         if self.projection is None:
-            return through(self.layers, x.flatten(1))
+            return apply_with_relu(self.layers, x.flatten(1))
         features: Tensor = self.projection(x.mean(dim=(2, 3)))
         return features

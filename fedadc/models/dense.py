@@ -1,7 +1,8 @@
-"""Fully connected networks by hand: linear layers and ReLU, forward and backward in closed form.
+"""Fully connected networks without autograd: linear layers and ReLU, forward and backward in closed form.
 
-On small networks half of a step is autograd's bookkeeping, and a gradient that is added to zeros passes through memory
-three times. Here every product is written once, where it belongs (docs/performance.md has the figures).
+On small networks, autograd's bookkeeping takes half of a step, and accumulating a gradient into zeros reads or writes
+it three times. Here every gradient is written once, directly to its place in the flat vector (figures:
+docs/performance.md).
 """
 
 from __future__ import annotations
@@ -24,51 +25,51 @@ Values = list[Tensor]  # the input of every layer, then the logits
 @dataclass(frozen=True)
 class Layer:
     linear: nn.Linear
-    relu: bool  # whether ReLU follows
+    relu: bool  # True if ReLU follows
 
 
 class Dense:
-    """A chain of layers on slices of flat vectors. `forward` keeps what `backward` needs; neither builds a graph."""
+    """A chain of layers on slices of flat vectors. `forward` returns what `backward` needs; neither builds a graph."""
 
-    def __init__(self, layers: list[Layer], places: Mapping[Tensor, slice], theta: Tensor, gradient: Tensor) -> None:
-        """`places` says where each parameter lies in theta, and its gradient in the other."""
-        self._layers, self._places = layers, places
-        self._weights, self._gradients = self._cut(theta), self._cut(gradient)
+    def __init__(self, layers: list[Layer], slices: Mapping[Tensor, slice], theta: Tensor, gradient: Tensor) -> None:
+        """`slices` has the slice of theta of each parameter; its gradient has the same slice of `gradient`."""
+        self._layers, self._slices = layers, slices
+        self._weights, self._gradients = self._views(theta), self._views(gradient)
 
-    def _cut(self, vector: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight and bias of each layer."""
+    def _views(self, vector: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """Views of a flat vector: weight and bias of each layer."""
 
-        def part(p: Tensor) -> Tensor:
-            return vector[self._places[p]].view(p.shape)
+        def view(p: Tensor) -> Tensor:
+            return vector[self._slices[p]].view(p.shape)
 
         linear = [layer.linear for layer in self._layers]
-        return [(part(m.weight), None if m.bias is None else part(m.bias)) for m in linear]
+        return [(view(m.weight), None if m.bias is None else view(m.bias)) for m in linear]
 
     def forward(self, x: Tensor, theta: Tensor | None = None) -> Values:
-        """At the theta that it was made with, or at another one."""
+        """Run the network at the theta of the constructor, or at the one given."""
         values = [x.flatten(1)]
-        weights = self._weights if theta is None else self._cut(theta)
+        weights = self._weights if theta is None else self._views(theta)
         for layer, (weight, bias) in zip(self._layers, weights, strict=True):
             z = F.linear(values[-1], weight, bias)
             values.append(z.relu_() if layer.relu else z)
         return values
 
     def backward(self, values: Values, d: Tensor) -> None:
-        """Write the gradients of weights and biases, given that of the logits, `d`."""
+        """Write the gradients of weights and biases; `d` is the gradient of the logits."""
         for number in reversed(range(len(self._layers))):
             x, y = values[number], values[number + 1]
-            of_weight, of_bias = self._gradients[number]
+            weight_gradient, bias_gradient = self._gradients[number]
             if self._layers[number].relu:
                 d = threshold_backward(d, y, 0)
-            torch.mm(d.t(), x, out=of_weight)
-            if of_bias is not None:
-                torch.sum(d, dim=0, out=of_bias)
+            torch.mm(d.t(), x, out=weight_gradient)
+            if bias_gradient is not None:
+                torch.sum(d, dim=0, out=bias_gradient)
             if number > 0:
                 d = d.mm(self._weights[number][0])
 
 
 def dense_layers(module: nn.Module) -> list[Layer]:
-    """The layers of a module that is such a chain and nothing else, all of it trained; of any other, none."""
+    """The layers of a module that is only a chain of trainable linear layers and ReLU; else an empty list."""
     kind: Any = type(module)
     steps: list[nn.Module] = [module] if kind is nn.Linear else []
     if isinstance(module, nn.Sequential) and kind.forward is nn.Sequential.forward:
@@ -83,14 +84,14 @@ def dense_layers(module: nn.Module) -> list[Layer]:
             layers.append(Layer(step, relu=type(following) is nn.ReLU))
         elif type(step) is not nn.ReLU or not layers:
             return []
-    ours = [p for layer in layers for p in layer.linear.parameters() if p.requires_grad]
-    once = len({id(p) for p in ours}) == len(ours)  # tied weights have gradients from several places
-    complete = {id(p) for p in ours} == {id(p) for p in module.parameters()}
-    return layers if once and complete and not any(map(_meddled_with, module.modules())) else []
+    trained = [p for layer in layers for p in layer.linear.parameters() if p.requires_grad]
+    untied = len({id(p) for p in trained}) == len(trained)  # tied weights get gradients from several layers
+    complete = {id(p) for p in trained} == {id(p) for p in module.parameters()}
+    return layers if untied and complete and not any(map(_has_custom_call, module.modules())) else []
 
 
-def _meddled_with(module: nn.Module) -> bool:
-    """Whether calling a module is more than its class's forward: hooks, a replaced forward, a __call__ of its own."""
+def _has_custom_call(module: nn.Module) -> bool:
+    """True if calling a module is more than its class's forward: hooks, a replaced forward, its own __call__."""
     hooks: Any = (
         *(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks),
         *(p._backward_hooks or () for p in module.parameters(recurse=False)),

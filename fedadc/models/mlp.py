@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedadc.errors import require
-from fedadc.models.classifier import Classifier, projection_head, through
+from fedadc.models.classifier import Classifier, apply_with_relu, projection_head
 
 
 class MLP(Classifier):
@@ -30,12 +30,12 @@ class MLP(Classifier):
         self.head = nn.Linear(projection or widths[-1], classes)
 
     def chain(self) -> list[nn.Module]:
-        """The steps of which `forward` is made, one after another."""
+        """The modules that `forward` applies, in order."""
         hidden = [step for layer in self.layers for step in (layer, nn.ReLU())]
         return [nn.Flatten(), *hidden, *(self.projection or ()), self.head]
 
     def embed(self, x: Tensor) -> Tensor:
-        x = through(self.layers, x.flatten(1))
+        x = apply_with_relu(self.layers, x.flatten(1))
         features: Tensor = x if self.projection is None else self.projection(x)
         return features
 

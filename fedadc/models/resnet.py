@@ -1,7 +1,7 @@
 """ResNet-18 for CIFAR (He et al., 2016) with GroupNorm (Wu and He, 2018) after every convolution (section IV-C).
 
-The CIFAR form: a 3×3 stem without pooling. 32 groups, as the authors' later library reads "group size of 32"
-(docs/deviations.md, 4); a width below 32 has as many groups as channels.
+The CIFAR form has a 3×3 stem without pooling. There are 32 groups, which is how the authors' later library interprets
+"group size of 32" (docs/deviations.md, 4); layers with fewer than 32 channels have as many groups as channels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _norm(channels: int, groups: int) -> nn.GroupNorm:
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions around a shortcut."""
+    """Two 3×3 convolutions with a shortcut around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class ResNet18(Classifier):
-    """Four stages of two blocks; `width` is the number of channels of the first (64 in the paper)."""
+    """Four stages of two blocks; `width` is the number of channels of the first stage (64 in the paper)."""
 
     def __init__(
         self,
@@ -58,7 +58,9 @@ class ResNet18(Classifier):
         require(
             len(input_shape) == 3, f"model resnet18 takes images [channels, height, width], not {list(input_shape)}."
         )
-        require(width > 0 and groups > 0, "model resnet18: width and groups must be positive.")
+        require(
+            width > 0 and groups > 0, f"model resnet18: width and groups must be positive, not {width} and {groups}."
+        )
         self.stem = nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False)
         self.norm = _norm(width, groups)
         blocks: list[nn.Module] = []

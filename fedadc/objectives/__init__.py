@@ -1,4 +1,4 @@
-"""The table of objectives: what a client minimizes."""
+"""The table of objectives (the losses that clients minimize) by config name."""
 
 from __future__ import annotations
 

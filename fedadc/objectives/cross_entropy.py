@@ -1,4 +1,4 @@
-"""The plain loss."""
+"""Cross-entropy, the default objective."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class CrossEntropy(Objective):
         return F.cross_entropy(model(batch.x), batch.y)
 
     def derivative(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
-        """(p - true) / n."""
+        """The loss and its derivative (p - true) / n."""
         true = F.one_hot(batch.y, logits.shape[1])
         return F.cross_entropy(logits, batch.y), logits.softmax(dim=1).sub_(true).div_(len(logits))

@@ -1,8 +1,8 @@
 """Global knowledge distillation, the loss of FedGKD (Yao et al., 2021).
 
-L = CE + lam tau² KL(teacher || student). The teacher is the parameter average of the last `window` global models, the
-received one among them; fewer while there have not been so many. With window = 1 it is the received model itself;
-beyond that, or where it is another ensemble of the run, the server sends it along, which doubles the downlink.
+L = CE + lam tau² KL(teacher || student). The teacher is the parameter average of the last `window` global models,
+including the received one; in early rounds, of those that exist. With window = 1 the teacher is the received model.
+With a larger window, or another ensemble as teacher, the server also sends the teacher, which doubles the downlink.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedadc.views.round_info import RoundInfo
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalDistillation(Objective):
-    """Cross-entropy, and what the average of the last global models says."""
+    """Cross-entropy, plus distillation from the average of the last global models."""
 
     lam: float = 0.1  # λ, the weight of the distillation
     tau: float = 0.5  # the temperature of student and teacher
-    window: int = 1  # M, global models in the teacher
+    window: int = 1  # M, the number of global models in the teacher
     teacher: Literal["window", "swa", "ema", "lookahead"] = "window"  # or an ensemble of the run
 
     paper: ClassVar[str] = "Yao et al., 2021"
@@ -38,13 +38,11 @@ class GlobalDistillation(Objective):
     def __post_init__(self) -> None:
         require_weight("global_distillation: lam", self.lam)
         require_temperature("global_distillation: tau", self.tau)
-        require(
-            1 <= self.window <= 1000, f"global_distillation: window must lie between 1 and 1000, not {self.window}."
-        )
+        require(1 <= self.window <= 1000, f"global_distillation: window must be between 1 and 1000, not {self.window}.")
         require_teacher("global_distillation: teacher", self.teacher, ("window",))
         require(
             self.window == 1 or self.teacher == "window",
-            f"global_distillation: window is {self.window}, but the teacher is {self.teacher}; give one of the two.",
+            f"global_distillation: window is {self.window}, but teacher is {self.teacher}; set only one of the two.",
         )
 
     @property

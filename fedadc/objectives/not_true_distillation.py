@@ -1,7 +1,7 @@
 """Not-true distillation, the loss of FedNTD (Lee et al., NeurIPS 2022).
 
-L = CE + beta tau² KL(teacher || student) over the softmax of the C - 1 logits that are not the true class's. The
-teacher is the received global model: the client may learn its own labels and should forget nothing about the others.
+L = CE + beta tau² KL(teacher || student), with softmax over the C - 1 logits of the classes that are not the label. The
+teacher is the received global model: the client learns its own labels without forgetting the other classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedadc.views.local import Local
 
 @dataclass(frozen=True, kw_only=True)
 class NotTrueDistillation(Objective):
-    """Cross-entropy, and what the global model says about the classes that are not the label."""
+    """Cross-entropy, plus distillation from the global model on the classes that are not the label."""
 
     beta: float = 0.3  # β, the weight of the distillation
     tau: float = 1.0  # τ, the temperature of student and teacher
@@ -45,5 +45,5 @@ class NotTrueDistillation(Objective):
         true = F.one_hot(batch.y, logits.shape[1]).bool()
         p = (teacher / self.tau).masked_fill(true, float("-inf")).softmax(dim=1)
         log_q = (logits / self.tau).masked_fill(true, float("-inf")).log_softmax(dim=1)
-        kl = F.kl_div(log_q.masked_fill(true, 0), p, reduction="batchmean")  # p is 0 there, and 0 · -inf would be NaN
+        kl = F.kl_div(log_q.masked_fill(true, 0), p, reduction="batchmean")  # p is 0 at the label, and 0 · -inf is NaN
         return cross_entropy + self.beta * self.tau**2 * kl

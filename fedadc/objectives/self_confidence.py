@@ -1,7 +1,7 @@
 """Self-confidence knowledge distillation, the loss of FedADC+ (section III of the FedADC paper).
 
-L = (1 - lam) CE + lam KL(target || student), the target being the teacher's prediction with the classes that the
-client knows well (rho near 1) handed over to the true label. Deviations: docs/deviations.md, 1 and 2.
+L = (1 - lam) CE + lam KL(target || student). The target is the teacher's prediction, with the probability of classes
+that the client knows well (rho near 1) moved to the true label. Deviations: docs/deviations.md, 1 and 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedadc.views.local import Local
 
 @dataclass(frozen=True, kw_only=True)
 class SelfConfidence(Objective):
-    """Distillation that leaves to the teacher what the client's own labels cannot tell."""
+    """Distillation that trusts the teacher only on classes that are rare in the client's own data."""
 
     lam: float = 0.35  # λ
     tau: float = 1.0  # τ, the temperature of student and teacher
@@ -35,7 +35,7 @@ class SelfConfidence(Objective):
     computation: ClassVar[str] = "1 forward pass / round"
 
     def __post_init__(self) -> None:
-        require(0 <= self.lam <= 1, f"self_confidence: lam must lie in [0, 1], not {self.lam}.")
+        require(0 <= self.lam <= 1, f"self_confidence: lam must be in [0, 1], not {self.lam}.")
         require_temperature("self_confidence: tau", self.tau)
         require_teacher("self_confidence: teacher", self.teacher, ("received", "self"))
 
@@ -64,10 +64,10 @@ class SelfConfidence(Objective):
     def derivative(self) -> Callable[..., tuple[Tensor, Tensor]] | None:  # type: ignore[override]
         if self.lam == 0:
             return CrossEntropy().derivative
-        return self._of_mixture if self.tau == 1 and self.asks_the_global_model else None
+        return self._mixture_derivative if self.tau == 1 and self.asks_the_global_model else None
 
-    def _of_mixture(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
-        """At τ = 1, L is the cross-entropy of the mixture (1 - λ) true + λ target, less λ times target's entropy."""
+    def _mixture_derivative(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
+        """At τ = 1, L = cross-entropy with the mixture (1 - λ) true + λ target, minus λ times the target's entropy."""
 
         def mixture_and_entropy(b: Batch) -> Tensor:
             target = self._received_target(b, local)
@@ -89,15 +89,15 @@ class SelfConfidence(Objective):
 
 
 def confidence_target(teacher_logits: Tensor, y: Tensor, rho: Tensor) -> Tensor:
-    """The target probabilities of section III: p^_i = (1 - rho_i) p~_i, and the rest goes to the true class.
+    """The target probabilities of section III: p^_i = (1 - rho_i) p~_i, and the rest is added to the true class.
 
-    Written as p^_y = p~_y + sum_{i != y} rho_i p~_i: equal to the paper's 1 - sum (1 - rho_i) p~_i, but a sum
-    of non-negative terms, where the subtraction falls below zero in float32 and makes the KL a NaN.
+    p^_y is computed as p~_y + sum_{i != y} rho_i p~_i. This equals the paper's 1 - sum (1 - rho_i) p~_i, but all terms
+    are non-negative: the subtraction can fall below zero in float32, which makes the KL divergence NaN.
     """
     p = teacher_logits.softmax(dim=1)
     true = F.one_hot(y, p.shape[1])
-    handed = p * rho * (1 - true)  # by each other class to the true one
-    return p - handed + true * handed.sum(dim=1, keepdim=True)
+    moved = p * rho * (1 - true)  # from each other class to the true class
+    return p - moved + true * moved.sum(dim=1, keepdim=True)
 
 
 def confidence(class_counts: Tensor, dtype: torch.dtype) -> Tensor:

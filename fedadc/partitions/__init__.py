@@ -1,4 +1,4 @@
-"""How samples are dealt to clients: one file per partition, and the table of their names."""
+"""Partitions of a data set among clients: one file per partition, and their table by config name."""
 
 from fedadc.partitions.base import Partition
 from fedadc.partitions.deal import deal, default_partition, partition

@@ -1,7 +1,7 @@
-"""How samples are dealt to clients. Each rule gives every sample one owner: clients are disjoint and complete.
+"""The base class of partitions, which assign every sample of a data set to exactly one client.
 
-A rule is a frozen dataclass; `owners(labels, classes, clients, rng)` returns an int64 vector of client numbers.
-Everything is vectorized: a million clients take seconds.
+A partition is a frozen dataclass; `owners(labels, classes, clients, rng)` returns the client number of every sample as
+an int64 vector. The built-in partitions are vectorized: a million clients take seconds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedadc.errors import undefined
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Base of all partitions; subclass it and write `owners`."""
+    """The base class of all partitions; subclass it and write `owners`."""
 
-    needs_clients: ClassVar[bool] = True  # False: the rule itself says how many clients there are
+    needs_clients: ClassVar[bool] = True  # False: the partition itself determines the number of clients
 
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
         raise undefined(self, "owners(labels, classes, clients, rng)")

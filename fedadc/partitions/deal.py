@@ -1,4 +1,4 @@
-"""The clients of a data set, by a partition."""
+"""Apply a partition to a data set: which client has which samples."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ def partition(
     classes: int,
     clients: int | None,
     rng: np.random.Generator,
-    given: Array | None = None,
+    client_ids: Array | None = None,
 ) -> Clients:
-    """Deal out samples by a rule; `given` are the client ids of a natural federation."""
+    """Assign samples to clients by a rule; `client_ids` has the client of every sample if the data names clients."""
     if isinstance(rule, Natural):
-        if given is None:
+        if client_ids is None:
             raise FedadcError(
                 "partition natural needs client ids: a client column in a CSV, `client` in an npz, or client arrays."
             )
-        ids, owner = np.unique(given, return_inverse=True)
+        ids, owner = np.unique(client_ids, return_inverse=True)
         require(
             clients in (None, len(ids)),
-            f"data.clients is {clients}, but the data names {len(ids)} clients; leave it out.",
+            f"data.clients is {clients}, but the data names {len(ids)} clients; remove data.clients.",
         )
         return Clients.from_owner(owner, len(ids))
     if not rule.needs_clients:
-        require(clients in (None, 1), f"partition pooled has one client; data.clients is {clients}.")
+        require(clients in (None, 1), f"partition pooled has one client, but data.clients is {clients}; remove it.")
         clients = 1
     if clients is None:
-        raise FedadcError("data.clients is missing: say how many clients the data is dealt to.")
+        raise FedadcError("data.clients is missing: set the number of clients among which the data is divided.")
     require(clients >= 1, f"data.clients must be at least 1, not {clients}.")
     require(
-        clients <= len(labels), f"{clients} clients cannot each hold a sample: there are only {len(labels)} samples."
+        clients <= len(labels),
+        f"{clients} clients need at least one sample each, but there are only {len(labels)} samples.",
     )
     owner = rule.owners(labels, classes, clients, rng)
     return Clients.from_owner(owner, clients)
 
 
 def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) -> Clients:
-    """The clients of a data set's training part."""
+    """The clients of a data set: its training samples, assigned by a rule or by the default partition."""
     rng = generator(seed, "partition")
     return partition(
         rule or default_partition(data, clients), data.train.y.numpy(), len(data.classes), clients, rng, data.owners
@@ -54,5 +55,5 @@ def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) 
 
 
 def default_partition(data: Dataset, clients: int | None) -> Partition:
-    """The rule where none is given: the clients that the data names, else even shares."""
+    """The partition if none is configured: the clients that the data names, else equal random shares."""
     return Natural() if data.owners is not None and clients is None else IID()

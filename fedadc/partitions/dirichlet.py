@@ -15,10 +15,10 @@ from fedadc.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Partition):
-    """One Dir(alpha) vector per client over the classes (section IV-C); the smaller alpha, the more skewed.
+    """One Dir(alpha) vector per client over the classes (section IV-C); a smaller alpha gives more skew.
 
-    Columns are normalized over clients and cumulative shares rounded; sizes differ. An empty client takes one
-    sample from the largest (docs/deviations.md, 6).
+    Every class is divided among clients in proportion to their entries for it, with cumulative shares rounded; clients
+    differ in size. An empty client takes one sample from the largest client (docs/deviations.md, 6).
     """
 
     alpha: float = 0.5
@@ -26,10 +26,10 @@ class Dirichlet(Partition):
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
         require(0 < self.alpha < math.inf, f"alpha must be positive and finite, not {self.alpha}.")
         draws = rng.standard_gamma(self.alpha, size=(clients, classes))
-        lost = draws.sum(axis=1) == 0  # a tiny alpha underflows; its limit is all weight on one class
-        draws[lost, rng.integers(classes, size=int(lost.sum()))] = 1
+        underflow = draws.sum(axis=1) == 0  # at a tiny alpha; in the limit, all weight is on one class
+        draws[underflow, rng.integers(classes, size=int(underflow.sum()))] = 1
         draws /= draws.sum(axis=1, keepdims=True)
-        draws[:, draws.sum(axis=0) == 0] = 1  # a class that nobody drew is spread evenly
+        draws[:, draws.sum(axis=0) == 0] = 1  # a class without weight at any client is spread evenly
         owner = np.empty(len(labels), dtype=np.int64)
         samples = rng.permutation(len(labels))
         samples = samples[np.argsort(labels[samples], kind="stable")]
@@ -43,7 +43,7 @@ class Dirichlet(Partition):
 
 
 def _fill_empty(owner: Array, clients: int) -> Array:
-    """Give every empty client one sample of the client that is largest at that moment."""
+    """Move one sample to every empty client, each from the client that is the largest at that moment."""
     sizes = np.bincount(owner, minlength=clients)
     empty = np.flatnonzero(sizes == 0)
     if len(empty) == 0:
@@ -55,8 +55,8 @@ def _fill_empty(owner: Array, clients: int) -> Array:
         negative, donor = heap[0]
         heapq.heapreplace(heap, (negative + 1, donor))
         donors[position] = donor
-    held = Clients.from_owner(owner, clients)
+    before = Clients.from_owner(owner, clients)
     order = np.argsort(donors, kind="stable")
-    nth = np.arange(len(donors)) - np.searchsorted(donors[order], donors[order])  # of a donor's gifts
-    owner[held.indices[held.offsets[donors[order]] + nth]] = empty[order]
+    nth = np.arange(len(donors)) - np.searchsorted(donors[order], donors[order])  # a donor's nth sample
+    owner[before.indices[before.offsets[donors[order]] + nth]] = empty[order]
     return owner

@@ -12,7 +12,7 @@ from fedadc.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class IID(Partition):
-    """Random shares of equal size (to one sample)."""
+    """Random shares of equal size (they differ by at most one sample)."""
 
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
         return rng.permutation(np.arange(len(labels)) % clients)

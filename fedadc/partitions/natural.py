@@ -1,4 +1,4 @@
-"""The data's own clients."""
+"""A natural federation: the data itself names its clients."""
 
 from __future__ import annotations
 

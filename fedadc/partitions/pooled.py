@@ -1,4 +1,4 @@
-"""Centralized training: one client holds everything."""
+"""Centralized training: one client has all samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedadc.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Partition):
-    """One client that holds everything: centralized training, the upper bound."""
+    """One client with all samples: centralized training, the upper bound."""
 
     needs_clients: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Sort and partition: every client holds a given number of labels (section IV-B of the paper)."""
+"""Sort and partition: every client has a given number of labels (section IV-B of the paper)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedadc.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class SortAndPartition(Partition):
-    """Sort by label, cut into blocks, deal s blocks of different labels to each client (section IV-B).
+    """Sort by label, cut into blocks, give s blocks of different labels to each client (section IV-B).
 
-    Every client holds exactly s different labels; blocks of one class differ by at most one sample. A class has
-    blocks in proportion to its size, so that clients are of nearly equal size even where classes are not.
+    Every client has exactly s different labels; blocks of one class differ by at most one sample. The number of blocks
+    of a class is proportional to its size, so clients have nearly equal sizes even if classes do not.
     """
 
     labels_per_client: int = 2  # s
@@ -30,11 +30,11 @@ class SortAndPartition(Partition):
         require(s <= len(present), f"labels_per_client is {s}, but the data has only {len(present)} classes.")
         require(
             clients * s >= len(present),
-            f"{clients} clients × {s} labels make {clients * s} blocks, fewer than the {len(present)} classes: some "
+            f"{clients} clients × {s} labels make {clients * s} blocks, fewer than the {len(present)} classes, so some "
             "class would have no client; raise data.clients or labels_per_client.",
         )
-        blocks = _share_out(clients * s, sizes[present], np.minimum(clients, sizes[present]))
-        table = _deal(blocks, clients, s, rng)  # [clients, s], the class (among the present ones) of each block
+        blocks = _blocks_per_class(clients * s, sizes[present], np.minimum(clients, sizes[present]))
+        table = _assign_blocks(blocks, clients, s, rng)  # [clients, s]: a block's class, as an index into `present`
 
         # Number the blocks of each class in the order of the table, then cut each class into its blocks.
         by_class = np.argsort(table, axis=None, kind="stable")
@@ -42,40 +42,40 @@ class SortAndPartition(Partition):
         first_block = np.cumsum(blocks) - blocks
         samples = rng.permutation(len(labels))
         samples = samples[np.argsort(labels[samples], kind="stable")]
-        rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of a sample in its class
-        which = np.repeat(np.arange(len(present)), sizes[present])
-        block = first_block[which] + rank * blocks[which] // sizes[present][which]
+        rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # a sample's rank in its class
+        class_of = np.repeat(np.arange(len(present)), sizes[present])
+        block = first_block[class_of] + rank * blocks[class_of] // sizes[present][class_of]
         owner = np.empty(len(labels), dtype=np.int64)
         owner[samples] = client_of_block[block]
         return owner
 
 
-def _share_out(blocks: int, sizes: Array, limits: Array) -> Array:
-    """Blocks per class in proportion to its size, at least 1 and at most its limit each, summing to `blocks`."""
+def _blocks_per_class(blocks: int, sizes: Array, limits: Array) -> Array:
+    """The number of blocks of each class: in proportion to its size, from 1 to its limit, `blocks` in total."""
     require(
         int(limits.sum()) >= blocks,
-        f"{blocks} blocks of different labels cannot be cut: a class gives at most one block to a client and one "
-        "sample to a block; use fewer clients or labels per client.",
+        f"the data cannot be cut into {blocks} blocks, because a class has at most one block per client and a block at "
+        "least one sample; use fewer clients or labels per client.",
     )
     shares = np.clip(np.floor(blocks * sizes / sizes.sum()).astype(np.int64), 1, limits)
     while (missing := blocks - int(shares.sum())) != 0:
         step = int(np.sign(missing))
-        room = np.flatnonzero(shares < limits if step > 0 else shares > 1)
-        if abs(missing) >= len(room):
-            shares[room] += step * (abs(missing) // len(room))
+        free = np.flatnonzero(shares < limits if step > 0 else shares > 1)  # classes whose number may change
+        if abs(missing) >= len(free):
+            shares[free] += step * (abs(missing) // len(free))
             shares = np.clip(shares, 1, limits)
-        else:  # the last few: to the classes with the largest blocks, from those that stay smallest with one less
-            order = np.argsort(-step * sizes[room] / (shares[room] - (step < 0)), kind="stable")
-            shares[room[order[: abs(missing)]]] += step
+        else:  # add to classes with the largest blocks; remove where blocks are smallest with one block less
+            order = np.argsort(-step * sizes[free] / (shares[free] - (step < 0)), kind="stable")
+            shares[free[order[: abs(missing)]]] += step
     return np.asarray(shares)
 
 
-def _deal(blocks: Array, clients: int, s: int, rng: np.random.Generator) -> Array:
-    """A random table [clients, s] in which class c stands blocks[c] times and no row holds a class twice.
+def _assign_blocks(blocks: Array, clients: int, s: int, rng: np.random.Generator) -> Array:
+    """A random table [clients, s] in which class c appears blocks[c] times and no row has a class twice.
 
-    Blocks in class order, dealt row by row, never meet their own class (no class has more blocks than there are
-    clients). From there random pairs of clients swap a block where both rows stay without repetition: a symmetric
-    chain that reaches every table, so its limit is uniform.
+    The blocks in class order, assigned to the clients in turn, form such a table, because no class has more blocks than
+    there are clients. Then random pairs of clients swap a block if neither row gets a class twice. These swaps are
+    a symmetric Markov chain that can reach every table, so its limit distribution is uniform.
     """
     order = rng.permutation(len(blocks)).astype(np.int32)
     table = np.repeat(order, blocks[order]).reshape(s, clients).T.copy()

@@ -1,1 +1,1 @@
-"""Models of the clients' own: calibrated after training, or kept by a method; and what they are worth."""
+"""Personalization: a model for every client, calibrated after training or stored by the method, and its accuracy."""

@@ -1,7 +1,7 @@
-"""Classifier calibration (section IV-D): a client goes on from the global model with a part of it, on its own data.
+"""Classifier calibration (section IV-D): a client tunes a part of the global model on its own data.
 
-For the classifier alone a client is one whose inputs are the frozen body's features and whose model is the head: the
-inner loop is that of training, and the body is passed once, whatever the number of epochs and of regularizers.
+To tune the classifier alone, the body is frozen: its features are the client's inputs, and the head is the client's
+model. The inner loop is the one of training. One forward pass through the body serves all epochs and regularizers.
 """
 
 from __future__ import annotations
@@ -29,111 +29,113 @@ from fedadc.views.local_work import LocalWork
 
 REGULARIZERS = ("none", "prox", "confidence")
 LAYERS = ("head", "all")
-ROUND = 0  # no round of training has this number, so what calibration draws is its own
+ROUND = 0  # training rounds start at 1, so calibration has its own random numbers
 Layers = Literal["head", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How every client calibrates."""
+    """How every client tunes its model."""
 
     work: LocalWork
     layers: Layers = "head"
-    mu: float = FedProx.mu  # of the proximal term
-    lam: float = SelfConfidence.lam  # of the self-confidence loss
+    mu: float = FedProx.mu  # weight of the proximal term
+    lam: float = SelfConfidence.lam  # weight of the self-confidence loss
 
     def __post_init__(self) -> None:
-        require(self.layers in LAYERS, f"layers is head or all, not {self.layers!r}.")
+        require(self.layers in LAYERS, f"layers must be head or all, not {self.layers!r}.")
 
     def method(self, regularizer: str) -> Method:
-        """What calibrates as the regularizer says, if it is one."""
+        """The method whose local work has this regularizer."""
         methods: dict[str, Callable[[], Method]] = {
             "none": FedAvg,
             "prox": lambda: FedProx(mu=self.mu),
             "confidence": lambda: FedAvg(objective=SelfConfidence(lam=self.lam)),
         }
-        require(regularizer in methods, f"regularizer is none, prox or confidence, not {regularizer!r}.")
+        require(regularizer in methods, f"regularizer must be none, prox or confidence, not {regularizer!r}.")
         return methods[regularizer]()
 
 
 def calibration_work(local: LocalWork, epochs: int = 2, lr: float | None = None) -> LocalWork:
-    """A run's own local work, for so many epochs, at the learning rate before any schedule."""
+    """The local work of a run, with this number of epochs and by default its learning rate before any schedule."""
     return replace(local, steps=None, epochs=epochs, lr=local.lr if lr is None else lr)
 
 
 @dataclass(frozen=True)
 class TunedPart:
-    """The part of a model that is tuned, and how samples look to it."""
+    """The part of a model that is tuned (its head, or all of it), and how to compute the part's inputs."""
 
     model: FlatModel  # the part alone
-    start: Vector
-    prefix: str  # of its names in the whole model's state dict
+    start: Vector  # its parameters in the global model
+    prefix: str  # of its parameter names in the state dict of the whole model
     inputs: Inputs
     augment: Augment
-    cut: int  # samples of a forward pass
-    seen: Callable[[Samples, Array], Samples]
+    batch_size: int  # of a forward pass
+    features: Callable[[Samples, Array], Samples]  # inputs of the part: of a head, the features of the frozen body
 
-    def right(self, theta: Vector, own: Samples) -> int:
-        """How many of its samples a model gets right."""
+    def count_correct(self, theta: Vector, features: Samples) -> int:
+        """How many samples the part classifies correctly with the parameters `theta`."""
         total = 0
-        for start in range(0, len(own), self.cut):
-            x, y = self.inputs.gather(own, np.arange(start, min(start + self.cut, len(own))))
+        for start in range(0, len(features), self.batch_size):
+            x, y = self.inputs.gather(features, np.arange(start, min(start + self.batch_size, len(features))))
             total += int((self.model.predict(theta, x).argmax(dim=1) == y).sum())
         return total
 
     def state_dict(self, theta: Vector) -> dict[str, Tensor]:
-        """What is tuned, under the names that it has in the whole model."""
+        """The tuned parameters under their names in the whole model."""
         named = self.model.module.named_parameters(remove_duplicate=False)
         names = {name for name, p in named if p.requires_grad}
         return {self.prefix + n: v for n, v in self.model.state_dict(theta).items() if n in names}
 
 
 def tuned_part(federation: Federation, theta: Vector, layers: Layers) -> TunedPart:
-    """Of a federation's model at theta, which becomes its present one."""
-    model, place, cut = federation.model, federation.context, federation.counter.evaluation.batch_size
+    """The part of the federation's model to tune. Loads `theta` into the model."""
+    model, context, batch_size = federation.model, federation.context, federation.counter.evaluation.batch_size
     model.theta.copy_(theta)
     if layers == "all":
-        return TunedPart(model, model.theta.clone(), "", place.inputs, place.augment, cut, Samples.take)
+        return TunedPart(model, model.theta.clone(), "", context.inputs, context.augment, batch_size, Samples.take)
     require_split(model, federation.example)
 
     def features(samples: Samples, indices: Array) -> Samples:
-        """At the present theta: to work at another one is to copy the whole model twice."""
-        own = ClientData(samples, indices, place.classes, place.inputs, Augment())
-        batches = [(model.features(model.theta, b.x), b.y) for b in own.in_order(None, cut)]
+        """Features of the body at the model's current theta; any other theta would have to be copied in and back."""
+        data = ClientData(samples, indices, context.classes, context.inputs, Augment())
+        batches = [(model.features(model.theta, b.x), b.y) for b in data.in_order(None, batch_size)]
         x, y = (torch.cat(column) for column in zip(*batches, strict=True))
         return Samples(x, y)
 
     head = FlatModel(copy.deepcopy(model.module.head), model.device)  # type: ignore[arg-type]
-    plain = Inputs(Normalization(), model.dtype, model.device)
-    return TunedPart(head, head.theta.clone(), "head.", plain, Augment(), cut, features)
+    unchanged = Inputs(Normalization(), model.dtype, model.device)  # features are not normalized
+    return TunedPart(head, head.theta.clone(), "head.", unchanged, Augment(), batch_size, features)
 
 
 def require_split(model: FlatModel, example: Tensor) -> None:
-    """Refuse a model whose classifier cannot be tuned by itself."""
+    """Refuse a model whose classifier cannot be tuned separately from the body."""
     model.part("head")
-    name, way_out = type(model.module).__name__, "tune the whole model instead (--layers all)"
-    require(model.is_head_of_embed(example), f"{name}'s forward(x) is not head(embed(x)); {way_out}.")
+    name, advice = type(model.module).__name__, "tune the whole model instead (--layers all)"
+    require(model.is_head_of_embed(example), f"{name}'s forward(x) is not head(embed(x)); {advice}.")
     inside = {id(p) for p in model.module.head.parameters()}  # type: ignore[union-attr]
     outside = [p for n, p in model.module.named_parameters(remove_duplicate=False) if not n.startswith("head.")]
-    require(not any(id(p) in inside for p in outside), f"{name}'s head shares weights with its body; {way_out}.")
+    require(not any(id(p) in inside for p in outside), f"{name}'s head shares weights with its body; {advice}.")
 
 
 @dataclass(frozen=True)
 class SingleClientContext(ClientContext):
-    """The workplace of one client: all samples there are its own."""
+    """The context of a single client, which owns all the training samples in it."""
 
     def data(self, client: int) -> ClientData:
         return ClientData(self.train, np.arange(len(self.train)), self.classes, self.inputs, self.augment)
 
 
 def calibrated(
-    part: TunedPart, place: ClientContext, client: int, own: Samples, work: LocalWork, method: Method
+    part: TunedPart, context: ClientContext, client: int, features: Samples, work: LocalWork, method: Method
 ) -> Vector:
-    """The part of a client's model after local work on its own samples, as the part sees them."""
-    seen = part.inputs, part.augment
-    desk = SingleClientContext(part.model, method, work, own, place.clients, place.classes, *seen, place.seed)
-    steps = int(count_steps(np.array([len(own)]), work.batch_size, work.steps, work.epochs)[0])
-    report = local_update(desk, ServerBroadcast(ROUND, work.lr, part.start, {}), ClientTask(client, steps))
+    """The parameters of the part after local work of a client on its features."""
+    own = SingleClientContext(
+        model=part.model, method=method, work=work, train=features, clients=context.clients, classes=context.classes,
+        inputs=part.inputs, augment=part.augment, seed=context.seed,
+    )  # fmt: skip
+    steps = int(count_steps(np.array([len(features)]), work.batch_size, work.steps, work.epochs)[0])
+    report = local_update(own, ServerBroadcast(ROUND, work.lr, part.start, {}), ClientTask(client, steps))
     if not report.finite:
-        raise Diverged(f"client {client}: calibration has left the finite numbers; lower the learning rate (--lr).")
-    return part.model.theta.clone()  # where the inner loop has come to; start - delta would round
+        raise Diverged(f"client {client}: calibration diverged to non-finite values; lower the learning rate (--lr).")
+    return part.model.theta.clone()  # exactly what the inner loop computed; start - delta would be rounded

@@ -1,8 +1,8 @@
-"""The folder that a personalization leaves behind: there whole or not at all. And how a client's model is read from it.
+"""The folder of a personalization: written completely or not at all; and how to load a client's model from it.
 
-RUN/personal/none/client-00012.safetensors    what client 12 tuned, under its names in the model's state dict
-RUN/personal/clients.csv                      a line per client and row
-RUN/personal/summary.json                     the settings, and the figures of every row
+RUN/personal/none/client-00012.safetensors    the parameters that client 12 tuned, named as in the model's state dict
+RUN/personal/clients.csv                      a line per client and row of the table
+RUN/personal/summary.json                     the settings, and the statistics of every row
 RUN/personal/personal.png
 """
 
@@ -32,110 +32,114 @@ from fedadc.runs.layout import (
 from fedadc.runs.record import model_facts, model_origin
 from fedadc.system.files import flush_folder, folder_lock, to_safetensors, write_files
 
-AT_ONCE = 256  # files that are flushed side by side
+BATCH = 256  # files that are written and flushed to the disk together
 
 
-def check_place(folder: Path, overwrite: bool) -> None:
-    """Refuse a place that holds something; with `overwrite`, only something else than a personalization."""
+def check_target(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that is not empty; with `overwrite`, one that contains files of another origin."""
     require(not folder.exists() or folder.is_dir(), f"{folder} is a file; --out needs a folder.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    require(overwrite, f"{folder} is there already; choose another --out, or give --overwrite to replace it.")
-    strange = foreign_in_personal(folder)
-    require(not strange, f"{folder} holds {', '.join(strange[:3])}, which is no part of one; choose another --out.")
+    require(overwrite, f"{folder} already exists; choose another --out, or use --overwrite to replace it.")
+    foreign = ", ".join(foreign_in_personal(folder)[:3])
+    require(not foreign, f"{folder} contains {foreign}, which `personalize` did not write; choose another --out.")
 
 
 class PersonalFolder:
-    """Where a personalization is written; under its own name only when it is whole."""
+    """The folder of a personalization while it is written. It gets its final name when it is complete."""
 
     def __init__(self, path: Path, round: int) -> None:
         self.path, self.round = path, round
-        self.part = path.with_name(path.name + PARTIAL)
-        self._waiting: list[tuple[Path, bytes]] = []
+        self.partial = path.with_name(path.name + PARTIAL)
+        self._pending: list[tuple[Path, bytes]] = []
 
     @classmethod
     @contextmanager
-    def written(cls, path: Path, round: int) -> Iterator[PersonalFolder]:
+    def create(cls, path: Path, round: int) -> Iterator[PersonalFolder]:
+        """A folder for models of this round; it replaces the one at `path` at the end, unless there was an error."""
         folder = cls(path, round)
         try:
-            with folder_lock(folder.part):
+            with folder_lock(folder.partial):
                 try:
-                    _empty(folder.part)
+                    _empty(folder.partial)
                     yield folder
                     folder._flush()
                 except BaseException:
-                    _empty(folder.part)
+                    _empty(folder.partial)
                     raise
-            folder._take_its_place()
+            folder._replace_target()
         except OSError as error:
             raise FedadcError(f"cannot write to {path} ({error.strerror or error}).") from error
         finally:
             with suppress(OSError):
-                folder.part.rmdir()  # if it is empty
+                folder.partial.rmdir()  # fails if it is not empty
 
-    def keep(self, way: str, client: int, tuned: dict[str, Tensor]) -> None:
-        """What a client tuned; written with the next ones."""
-        (self.part / way).mkdir(exist_ok=True)
-        content = to_safetensors(tuned, model_facts(f"client {client}, {way},", self.round))
-        self._waiting.append((self.part / way / personal_file(client), content))
-        if len(self._waiting) >= AT_ONCE:
+    def add_model(self, variant: str, client: int, tuned: dict[str, Tensor]) -> None:
+        """Add the tuned parameters of a client; `variant` is the regularizer, or "own" for stored models."""
+        (self.partial / variant).mkdir(exist_ok=True)
+        content = to_safetensors(tuned, model_facts(f"client {client}, {variant},", self.round))
+        self._pending.append((self.partial / variant / personal_file(client), content))
+        if len(self._pending) >= BATCH:
             self._flush()
 
     def _flush(self) -> None:
-        write_files(self._waiting)
-        self._waiting.clear()
+        write_files(self._pending)
+        self._pending.clear()
 
-    def keep_texts(self, texts: dict[str, str]) -> None:
-        self._waiting += [(self.part / name, text.encode()) for name, text in texts.items()]
+    def add_texts(self, texts: dict[str, str]) -> None:
+        """Add text files: name -> content."""
+        self._pending += [(self.partial / name, text.encode()) for name, text in texts.items()]
 
-    def _take_its_place(self) -> None:
+    def _replace_target(self) -> None:
         old = self.path.with_name(f"{self.path.name}-old{PARTIAL}")
         if self.path.is_dir():
             shutil.rmtree(old, ignore_errors=True)
             self.path.rename(old)
-        self.part.rename(self.path)
+        self.partial.rename(self.path)
         flush_folder(self.path.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _empty(folder: Path) -> None:
-    for below in folder.iterdir():
-        if below.is_dir():
-            shutil.rmtree(below)
-        elif below.name != LOCK:
-            below.unlink()
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
 
 
 def personal_state_dict(
     run: str | Path, client: int, regularizer: str | None = None, folder: str = PERSONAL
 ) -> dict[str, Tensor]:
-    """A client's whole model from what `personalize` left in a run, for `load_state_dict` of your own module."""
+    """The state dict of a client's whole model after `personalize`; load it with `load_state_dict` of your module."""
     require(isinstance(client, Integral), f"client must be a number, not {client!r}.")
-    place = Path(run) / folder
-    summary = _summary(place)
-    ways = [way for way in PERSONAL_MODELS if (place / way).is_dir()]
+    path = Path(run) / folder
+    summary = _read_summary(path)
+    variants = [name for name in PERSONAL_MODELS if (path / name).is_dir()]
+    require(bool(variants), f"{path} contains no model of any client; run `fedadc personalize` again.")
     require(
-        regularizer in ways or (regularizer is None and len(ways) == 1),
-        f"{place} has the models {', '.join(ways) or 'of nobody'}; say which one as `regularizer`.",
+        regularizer in variants or (regularizer is None and len(variants) == 1),
+        f"{path} contains models for {', '.join(variants)}; set `regularizer` to one of them.",
     )
-    file = place / (regularizer or ways[0]) / personal_file(client)
-    require(file.is_file(), f"{place} has no model of client {client}.")
+    file = path / (regularizer or variants[0]) / personal_file(client)
+    require(file.is_file(), f"{path} has no model of client {client}.")
     tuned = read_weights(file)
     if not summary.get("model"):
         return tuned
     model = Path(run) / Path(str(summary["model"])).name
+    tuned_round, model_round = model_origin(file)[1], model_origin(model)[1]
     require(
-        model_origin(model)[1] == model_origin(file)[1],
-        f"{file} belongs to the model of round {model_origin(file)[1]}, but {model} is of round "
-        f"{model_origin(model)[1]}; personalize again.",
+        tuned_round == model_round,
+        f"{file} was tuned from the model of round {tuned_round}, but {model} is of round {model_round}; "
+        "personalize again.",
     )
     return read_weights(model) | tuned
 
 
-def _summary(place: Path) -> dict[str, Any]:
+def _read_summary(folder: Path) -> dict[str, Any]:
     try:
-        summary = json.loads((place / PERSONAL_SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((folder / PERSONAL_SUMMARY).read_text(encoding="utf-8"))
         assert isinstance(summary, dict)
     except (OSError, ValueError, RecursionError, AssertionError) as error:
-        raise FedadcError(f"{place} holds no personal models; `fedadc personalize` makes them.") from error
+        raise FedadcError(f"{folder} contains no personal models; create them with `fedadc personalize`.") from error
     return summary

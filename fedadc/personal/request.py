@@ -1,4 +1,4 @@
-"""What `personalize` was asked for."""
+"""The settings of `personalize`, and which clients a text such as 0-9,12 selects."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from fedadc.runs.layout import PERSONAL
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked for, the same for all runs."""
+    """The settings of a personalization, the same for all runs."""
 
     clients: str | Sequence[int] | None = None  # e.g. "0-9,12"; None: all
     regularizers: Sequence[str] = ("none",)
     layers: Layers = "head"
-    model: str | None = None  # PERSONAL of model-PERSONAL.safetensors; None: the model by which the run is judged
-    data: Path | None = None  # what the clients hold now
+    model: str | None = None  # NAME of model-NAME.safetensors; None: the run's main model, model.safetensors
+    data: Path | None = None  # the clients' new data; None: the data of the run
     epochs: int = 2
     lr: float | None = None  # None: the run's local.lr
     mu: float | None = None
     lam: float | None = None
 
     def calibration(self, config: Config) -> Calibration:
+        """How the clients of a run with this config tune their models."""
         given = {name: value for name in ("mu", "lam") if (value := getattr(self, name)) is not None}
         work = calibration_work(config.local, self.epochs, self.lr)
         calibration = Calibration(work=work, layers=self.layers, **given)
         for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
-            idle = getattr(self, name) is not None and regularizer not in self.regularizers
-            require(not idle, f"--{name} is for --regularizer {regularizer}, which was not asked for.")
+            unused = getattr(self, name) is not None and regularizer not in self.regularizers
+            require(not unused, f"--{name} is for --regularizer {regularizer}, which is not given.")
         for regularizer in self.regularizers:
-            calibration.method(regularizer)  # if it is one
+            calibration.method(regularizer)  # refuses an unknown one
         return calibration
 
-    def place(self, run: Path) -> Path:
+    def folder(self, run: Path) -> Path:
+        """The folder for the results of a run."""
         return run / (PERSONAL if self.data is None else f"{PERSONAL}-{self.data.stem}")
 
 
-def client_numbers(asked: str | Sequence[int] | None, names: Sequence[str]) -> list[int]:
-    """The numbers that a text such as 0-9,12 means, in order and each once; a client's name is as good."""
+def client_numbers(selected: str | Sequence[int] | None, names: Sequence[str]) -> list[int]:
+    """The sorted numbers of the clients that a text such as 0-9,12 selects; clients may also be given by name."""
     clients, number = len(names), {name: k for k, name in enumerate(names)}
-    if asked is None:
+    if selected is None:
         return list(range(clients))
     found: set[int] = set()
-    for word in asked.split(",") if isinstance(asked, str) else asked:
+    for word in selected.split(",") if isinstance(selected, str) else selected:
         if str(word).strip() in number:
             found.add(number[str(word).strip()])
             continue
         first, dash, last = str(word).strip().partition("-")
-        right = first.isdecimal() and (last.isdecimal() if dash else True) and len(first + last) < 40
-        require(right, f"--clients: {str(word)[:40]!r} is not a client, a client's number or a range such as 0-9.")
+        valid = first.isdecimal() and (last.isdecimal() if dash else True) and len(first + last) < 40
+        require(valid, f"--clients: {str(word)[:40]!r} is not a client's name, its number or a range such as 0-9.")
         low, high = int(first), int(last or first)
-        require(low <= high, f"--clients: {word} begins after its end.")
+        require(low <= high, f"--clients: the range {word} begins after its end.")
         require(high < clients, f"--clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")
         found |= set(range(low, high + 1))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""What clients' own models are worth on the clients' own test shares: counts per client, and the figures of a row."""
+"""Results of a personalization: accuracies per client, statistics per row, as a table, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ COLUMNS = ("client", "name", "regularizer", "moment", "train_samples", "test_sam
 
 @dataclass(frozen=True)
 class ClientAccuracy:
-    """Of one client: its samples, and how many of its test samples two models get right."""
+    """How many test samples of one client its own model and the global model classify correctly."""
 
     client: int
-    name: str  # where the data names clients, else its number
-    train: int
-    test: int
-    right: int
-    right_global: int | None  # None: there is no global model
+    name: str  # its number if the data does not name clients
+    train: int  # number of training samples
+    test: int  # number of test samples
+    correct: int  # by the client's own model
+    global_correct: int | None  # by the global model; None if there is none
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Shares, over those clients that have a test sample; None where there is nothing to say."""
+    """Accuracies between 0 and 1 over the clients that have test samples; None where there is nothing to average."""
 
     clients: int
-    tested: int  # of them, with a test sample
-    global_mean: float | None  # over clients
+    tested: int  # clients with a test sample
+    global_mean: float | None  # accuracy of the global model, mean over clients
     global_std: float | None
     personal_mean: float | None
     personal_std: float | None
     global_cumulative: float | None  # over all test samples of all clients
     personal_cumulative: float | None
-    gained: float | None  # the share of clients that their own model serves better
-    lost: float | None
+    gained: float | None  # share of clients whose own model is better than the global one
+    lost: float | None  # share of clients whose own model is worse
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """The clients' own models of one kind, on one set of test shares."""
+    """A row of the table: the accuracies of the clients' own models of one kind, on one set of test shares."""
 
     run: str
-    regularizer: str  # none, prox, confidence; own: what the method itself keeps at its clients
-    moment: str = ""  # where data has changed: before, after, recalibrated
+    regularizer: str  # none, prox, confidence; or own: models that the method itself stores
+    phase: str = ""  # if the data has changed: before, after or recalibrated; `moment` in JSON and CSV
     counts: list[ClientAccuracy] = field(default_factory=list)
 
     @property
     def label(self) -> str:
-        return f"{self.run}, {self.regularizer}" + (f", {self.moment}" if self.moment else "")
+        return f"{self.run}, {self.regularizer}" + (f", {self.phase}" if self.phase else "")
 
     def accuracies(self) -> tuple[Array, Array | None, Array]:
-        """Of tested clients: the personal model's, the global one's, and how many samples they are of."""
+        """Accuracies of the clients with test samples: personal, global (None without), and the number of samples."""
         tested = [c for c in self.counts if c.test]
         samples = np.array([c.test for c in tested])
-        personal = np.array([c.right for c in tested]) / samples
-        found = [c.right_global for c in tested if c.right_global is not None]
-        return personal, np.array(found) / samples if tested and len(found) == len(tested) else None, samples
+        personal = np.array([c.correct for c in tested]) / samples
+        correct = [c.global_correct for c in tested if c.global_correct is not None]
+        return personal, np.array(correct) / samples if tested and len(correct) == len(tested) else None, samples
 
     def figures(self) -> RowStatistics:
-        personal, of_global, samples = self.accuracies()
-        gain = None if of_global is None else personal - of_global
+        personal, global_accuracy, samples = self.accuracies()
+        gain = None if global_accuracy is None else personal - global_accuracy
         return RowStatistics(
             len(self.counts),
             len(personal),
-            _mean(of_global),
-            _std(of_global),
+            _mean(global_accuracy),
+            _std(global_accuracy),
             _mean(personal),
             _std(personal),
-            _mean(of_global, samples),
+            _mean(global_accuracy, samples),
             _mean(personal, samples),
             _mean(None if gain is None else gain > 0),
             _mean(None if gain is None else gain < 0),
@@ -84,7 +84,7 @@ class ResultRow:
 
     def as_dict(self) -> dict[str, Any]:
         named = {"run": self.run, "regularizer": self.regularizer}
-        return named | ({"moment": self.moment} if self.moment else {}) | asdict(self.figures())
+        return named | ({"moment": self.phase} if self.phase else {}) | asdict(self.figures())
 
 
 def _mean(values: Array | None, weights: Array | None = None) -> float | None:
@@ -100,18 +100,18 @@ def as_json(rows: Sequence[ResultRow]) -> str:
 
 
 def as_csv(rows: Sequence[ResultRow]) -> str:
-    """A line per client and row; empty where a client has no test sample, or the method no global model."""
+    """A line per client and row. Accuracies are empty without test samples or without a global model."""
 
-    def share(right: int | None, of: int) -> float | str:
-        return "" if right is None or not of else right / of
+    def accuracy(correct: int | None, samples: int) -> float | str:
+        return "" if correct is None or not samples else correct / samples
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in rows:
         for c in row.counts:
-            accuracies = share(c.right_global, c.test), share(c.right, c.test)
-            writer.writerow([c.client, c.name, row.regularizer, row.moment, c.train, c.test, *accuracies])
+            accuracies = accuracy(c.global_correct, c.test), accuracy(c.correct, c.test)
+            writer.writerow([c.client, c.name, row.regularizer, row.phase, c.train, c.test, *accuracies])
     return text.getvalue()
 
 

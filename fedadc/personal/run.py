@@ -1,4 +1,4 @@
-"""A run whose clients are to have models of their own: how they are made, and what they get right."""
+"""Personalization of one run: the models of its clients, and their accuracies."""
 
 from __future__ import annotations
 
@@ -27,104 +27,108 @@ from fedadc.runs.checkpoint import Checkpoints
 from fedadc.runs.directory import metrics_prefix
 from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.fingerprint import config_fingerprint
-from fedadc.runs.layout import CHECKPOINTS as CHECKPOINTS
-from fedadc.runs.layout import METRICS
+from fedadc.runs.layout import CHECKPOINTS, METRICS
 from fedadc.runs.record import RecordedRun, model_origin, saved_model
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
 from fedadc.training.state import RunState
 
-Watcher = Callable[[str, int], None]  # called after every client with the run and how many clients there are
-Models = dict[str, Vector]  # a client's own, by regularizer
+Watcher = Callable[[str, int], None]  # called after every client with the run's label and the number of clients
+Models = dict[str, Vector]  # the models of a client by variant: a regularizer, or "own" for a stored model
 
 
 @dataclass(frozen=True)
 class PersonalRun:
-    """A run whose clients are to have their own models."""
+    """A run, and everything that is needed to compute and evaluate the models of its clients."""
 
     label: str
     round: int
-    model: str | None  # the file of the global one
-    compares: bool  # whether that is a model to compare with, and not a body without a trained head
+    model: str | None  # the file name of the global model; None if there is none
+    comparable: bool  # True if the global model can be evaluated; a body without a trained head cannot
     request: Request
     plan: Plan
-    part: TunedPart  # what differs from client to client
-    own: Callable[[int], Vector] | None  # of a method that keeps models at its clients
+    part: TunedPart  # the part of the model that differs between clients
+    stored: Callable[[int], Vector] | None  # a client's model, if the method stores one; None: it is calibrated
     calibration: Calibration
     shares: Shares
-    after: Shares | None  # the change
+    new_shares: Shares | None  # if the clients' data has changed
 
-    def measured(self, folder: PersonalFolder, watch: Watcher | None) -> list[ResultRow]:
-        """Make every client's models, keep them, and count what they get right."""
+    def personalize_clients(self, folder: PersonalFolder, watch: Watcher | None) -> list[ResultRow]:
+        """Compute the models of every client, save them in the folder, and evaluate them."""
         rows: dict[tuple[str, str], ResultRow] = {}
         clients = self._clients()
         for client in clients:
-            for moment, way, theta, count in self._of_client(client):
-                rows.setdefault((way, moment), ResultRow(self.label, way, moment)).counts.append(count)
+            for phase, variant, theta, accuracy in self._personalize_client(client):
+                rows.setdefault((variant, phase), ResultRow(self.label, variant, phase)).counts.append(accuracy)
                 if theta is not None:
-                    folder.keep(way, client, self._tuned(theta))
+                    folder.add_model(variant, client, self._tuned(theta))
             if watch:
                 watch(self.label, len(clients))
-        ways = self._ways()
-        return sorted(rows.values(), key=lambda row: ways.index(row.regularizer))
+        variants = self._variants()
+        return sorted(rows.values(), key=lambda row: variants.index(row.regularizer))
 
-    def _ways(self) -> list[str]:
-        return list(dict.fromkeys(self.request.regularizers)) if self.own is None else ["own"]
+    def _variants(self) -> list[str]:
+        return list(dict.fromkeys(self.request.regularizers)) if self.stored is None else ["own"]
 
     def _clients(self) -> list[int]:
-        """Those asked for that hold something, now too if their data has changed."""
-        found = client_numbers(self.request.clients, self.shares.names)
-        after = self.after
-        found = found if after is None else [k for k in found if len(after.clients[k])]
-        require(bool(found), "none of the clients holds a training sample now.")
-        return found
+        """The requested clients; if the data has changed, those of them that have training samples in the new data."""
+        clients = client_numbers(self.request.clients, self.shares.names)
+        new = self.new_shares
+        clients = clients if new is None else [k for k in clients if len(new.clients[k])]
+        require(bool(clients), "none of the requested clients has a training sample.")
+        return clients
 
-    def _of_client(self, client: int) -> Iterator[tuple[str, str, Vector | None, ClientAccuracy]]:
-        """Moment, regularizer, the model if it is to be kept, and what it gets right."""
-        models, after = self._models(client, self.shares), self.after
-        for way, count in self._counted(client, models, self.shares):
-            yield ("" if after is None else "before"), way, models[way] if after is None else None, count
-        if after is None:
+    def _personalize_client(self, client: int) -> Iterator[tuple[str, str, Vector | None, ClientAccuracy]]:
+        """(phase, variant, model or None if it is not saved, accuracy) of each model of a client."""
+        models, new = self._models(client, self.shares), self.new_shares
+        for variant, accuracy in self._evaluate(client, models, self.shares):
+            yield ("" if new is None else "before"), variant, models[variant] if new is None else None, accuracy
+        if new is None:
             return
-        for way, count in self._counted(client, models, after):
-            yield "after", way, models[way] if self.own else None, count
-        if self.own is None:
-            models = self._models(client, after)
-            for way, count in self._counted(client, models, after):
-                yield "recalibrated", way, models[way], count
+        for variant, accuracy in self._evaluate(client, models, new):
+            yield "after", variant, models[variant] if self.stored else None, accuracy
+        if self.stored is None:
+            models = self._models(client, new)
+            for variant, accuracy in self._evaluate(client, models, new):
+                yield "recalibrated", variant, models[variant], accuracy
 
     def _models(self, client: int, shares: Shares) -> Models:
-        if self.own is not None:
-            return {"own": self.own(client)}
-        place, work = self.plan.federation.context, self.calibration.work
-        seen = self.part.seen(shares.train, shares.clients[client])
-        return {
-            way: calibrated(self.part, place, client, seen, work, self.calibration.method(way)) for way in self._ways()
-        }
+        """The models of a client, calibrated on its training share unless the method stores them."""
+        if self.stored is not None:
+            return {"own": self.stored(client)}
+        context, work = self.plan.federation.context, self.calibration.work
+        features = self.part.features(shares.train, shares.clients[client])
+        methods = {name: self.calibration.method(name) for name in self._variants()}
+        return {name: calibrated(self.part, context, client, features, work, m) for name, m in methods.items()}
 
-    def _counted(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientAccuracy]]:
+    def _evaluate(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientAccuracy]]:
+        """The accuracy of each of these models on the client's test share."""
         train, tests = len(shares.clients[client]), shares.tests[client]
-        seen = self.part.seen(shares.test, tests) if len(tests) else None
-        of_global = None if not self.compares else 0 if seen is None else self.part.right(self.part.start, seen)
-        for way, theta in models.items():
-            right = 0 if seen is None else self.part.right(theta, seen)
-            yield way, ClientAccuracy(client, shares.names[client], train, len(tests), right, of_global)
+        features = self.part.features(shares.test, tests) if len(tests) else None
+
+        def correct(theta: Vector) -> int:
+            return 0 if features is None else self.part.count_correct(theta, features)
+
+        global_correct = correct(self.part.start) if self.comparable else None
+        for variant, theta in models.items():
+            counts = train, len(tests), correct(theta), global_correct
+            yield variant, ClientAccuracy(client, shares.names[client], *counts)
 
     def _tuned(self, theta: Vector) -> dict[str, Tensor]:
-        """What a client's model does not share with the global one."""
+        """The parameters in which a client's model differs from the global one."""
         state = self.part.state_dict(theta)
-        if self.own is None or self.model is None:
+        if self.stored is None or self.model is None:
             return state
         shared = self.part.state_dict(self.part.start)
         return {name: tensor for name, tensor in state.items() if not torch.equal(tensor, shared[name])}
 
     def summary(self, rows: Sequence[ResultRow]) -> str:
-        """The settings and figures as a file has them."""
+        """The content of summary.json: the settings, and the statistics of every row."""
         work, request = self.calibration.work, self.request
-        known = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
+        names = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
         settings = {
-            **{name: getattr(work, name) for name in known},
+            **{name: getattr(work, name) for name in names},
             "mu": self.calibration.mu,
             "lam": self.calibration.lam,
         }
@@ -133,22 +137,22 @@ class PersonalRun:
             "model": self.model,
             "round": self.round,
             "data": None if request.data is None else str(request.data),
-            **({} if self.own else {"layers": request.layers, "settings": settings}),
+            **({} if self.stored else {"layers": request.layers, "settings": settings}),
             "rows": [row.as_dict() for row in rows],
         }
         return json.dumps(tree, indent=2) + "\n"
 
 
-def keeps_models(method: Method) -> bool:
-    """Whether a method has personal models of its own."""
+def stores_models(method: Method) -> bool:
+    """True if the method itself stores a model for each client, as FedPer and local_only do."""
     return type(method).personal is not Method.personal
 
 
-def file_of(run: RecordedRun, config: Config, name: str | None) -> Path | None:
-    """The model that a run's clients start from; None where its method keeps their models."""
-    if not keeps_models(config.method):
+def start_file(run: RecordedRun, config: Config, name: str | None) -> Path | None:
+    """The file of the model from which the clients calibrate; None if the method stores a model for each client."""
+    if not stores_models(config.method):
         return saved_model(run, name)
-    require(name is None, f"--model: the clients of {run.path} have models of their own, which start from no other.")
+    require(name is None, f"--model does not apply to {run.path}: its method stores a model for each client.")
     return None
 
 
@@ -161,46 +165,47 @@ def personal_run(
     data_dir: str | Path | None,
     device: str,
 ) -> PersonalRun:
+    """Prepare the personalization of a run; `file` is the model to start from, or None for stored models."""
     folder = data_dir or text_of(read_facts(run.path), "data_dir")
-    place = None if folder is None else Path(folder)
-    config = replace(  # how it was trained is of no account now
+    data_folder = None if folder is None else Path(folder)
+    config = replace(  # settings that only matter for training; the files that they name may be gone
         config, storage=Storage(), cohort=CohortConfig(), faults=Faults(), communication=Communication(), clock=None
     )
     if file is not None:
-        plain = replace(config.model, weights=None)
-        config = replace(config, model=plain, method=FedAvg(), objective=CrossEntropy(), ensembles=Ensembles())
-    plan = prepare(config, place, device)
+        model = replace(config.model, weights=None)
+        config = replace(config, model=model, method=FedAvg(), objective=CrossEntropy(), ensembles=Ensembles())
+    plan = prepare(config, data_folder, device)
     shares = shares_of(plan)
-    after = None if request.data is None else changed_shares(request.data, plan, shares, place)
+    new_shares = None if request.data is None else changed_shares(request.data, plan, shares, data_folder)
     calibration, federation = request.calibration(plan.config), plan.federation
-    models = None
+    stored = None
     if file is None:
         state, method = _last_state(run, plan), config.method
-        judged, models = next(iter(federation.vectors(state).values()), state.theta), _own_models(method, state)
-        part, round = tuned_part(federation, judged, "all"), state.round
-        name, compares = saved_model(run).name if method.federated else None, method.federated and not method.headless
+        main, stored = next(iter(federation.vectors(state).values()), state.theta), _stored_models(method, state)
+        part, round = tuned_part(federation, main, "all"), state.round
+        name, comparable = saved_model(run).name if method.federated else None, method.federated and not method.headless
     else:
         federation.load_state_dict(read_weights(file), str(file))
         part, round = tuned_part(federation, federation.start().theta, request.layers), model_origin(file)[1]
-        name, compares = file.name, True
-    return PersonalRun(label, round, name, compares, request, plan, part, models, calibration, shares, after)
+        name, comparable = file.name, True
+    return PersonalRun(label, round, name, comparable, request, plan, part, stored, calibration, shares, new_shares)
 
 
 def _last_state(run: RecordedRun, plan: Plan) -> RunState:
-    """Of a run's newest good checkpoint."""
-    mark = text_of(read_facts(run.path), "settings") or config_fingerprint(plan.config)
-    checkpoints = Checkpoints(run.path / CHECKPOINTS, plan.federation, mark)
+    """The state of the newest valid checkpoint of a run."""
+    fingerprint = text_of(read_facts(run.path), "settings") or config_fingerprint(plan.config)
+    checkpoints = Checkpoints(run.path / CHECKPOINTS, plan.federation, fingerprint)
     state = checkpoints.newest(lambda size: metrics_prefix(run.path / METRICS, size))
     if state is None:
-        raise FedadcError(f"{run.path} has no checkpoint, in which its clients' own models would be.")
+        raise FedadcError(f"{run.path} has no checkpoint from which the clients' models could be read.")
     return state
 
 
-def _own_models(method: Method, state: RunState) -> Callable[[int], Vector]:
-    """What a method keeps at its clients; one that was never selected has what it would begin with."""
+def _stored_models(method: Method, state: RunState) -> Callable[[int], Vector]:
+    """The model that the method stores for a client; for a client that was never selected, its initial model."""
 
-    def of(client: int) -> Vector:
-        kept = state.clients[client] if client in state.clients else method.client_state(state.theta)
-        return method.personal(state.theta, {name: v.to(state.theta.device) for name, v in kept.items()})
+    def stored(client: int) -> Vector:
+        client_state = state.clients[client] if client in state.clients else method.client_state(state.theta)
+        return method.personal(state.theta, {name: v.to(state.theta.device) for name, v in client_state.items()})
 
-    return of
+    return stored

@@ -1,4 +1,4 @@
-"""What each client of a run holds: its training share and its own test share, as they were or as they are now."""
+"""The training share and the test share of every client: those of the run, or those of changed data."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Shares:
     clients: Clients
     test: Samples
     tests: Clients
-    names: tuple[str, ...]  # of the clients where the data names them, else their numbers
+    names: tuple[str, ...]  # of the clients; their numbers if the data does not name them
 
 
 def shares_of(plan: Plan) -> Shares:
-    """Of a run's own data."""
+    """The shares in the data of the run."""
     federation = plan.federation
     data = federation.data
-    assert data.test is not None  # a config's data always has some
+    assert data.test is not None  # data from a config always has test samples
     return Shares(data.train, federation.clients, data.test, federation.local_tests, federation.client_names)
 
 
@@ -48,96 +48,101 @@ def _seed(config: Config) -> int:
 
 
 def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None) -> Shares:
-    """What the same clients hold now: an .npz or .csv file that names them, or the `data` of a YAML file dealt anew."""
+    """The shares of the same clients in new data.
+
+    The new data is an .npz or .csv file with the client of every sample, or a YAML file whose `data` is partitioned.
+    """
     require(file.is_file(), f"--data: there is no file {file}.")
-    anew = file.suffix.lower() in (".yaml", ".yml")
-    now, clients, natural = (_dealt_anew if anew else _of_file)(file, plan, before.names, data_dir)
-    assert now.test is not None
-    if natural and now.test_owners is not None:
-        tests = shares_by_name(now.test_owners, before.names)
+    read = _read_yaml_data if file.suffix.lower() in (".yaml", ".yml") else _read_data_file
+    new, clients, natural = read(file, plan, before.names, data_dir)
+    assert new.test is not None
+    if natural and new.test_owners is not None:
+        tests = shares_by_name(new.test_owners, before.names)
     else:
-        counts = clients.class_counts(now.train.y, len(now.classes))
-        tests = local_shares(now.test.y.numpy(), counts, generator(_seed(plan.config), "local test shares"))
-    after = Shares(now.train, clients, now.test, tests, before.names)
-    _warn_of_known(after.test, before.train, file)
-    _warn_of_another_scale(now.train, before.train, file)
-    gone = [name for k, name in enumerate(before.names) if not len(clients[k])]
-    if gone:
-        log.warning("%s holds nothing of the clients %s, which are left out", file, ", ".join(gone[:5]))
+        counts = clients.class_counts(new.train.y, len(new.classes))
+        tests = local_shares(new.test.y.numpy(), counts, generator(_seed(plan.config), "local test shares"))
+    after = Shares(new.train, clients, new.test, tests, before.names)
+    _warn_of_trained_test_samples(after.test, before.train, file)
+    _warn_of_other_scale(new.train, before.train, file)
+    missing = [name for k, name in enumerate(before.names) if not len(clients[k])]
+    if missing:
+        log.warning("%s has no samples of the clients %s, which are left out", file, ", ".join(missing[:5]))
     return after
 
 
-def _warn_of_another_scale(now: Samples, known: Samples, file: Path) -> None:
-    """Inputs are the run's raw ones, before any normalization."""
-    (low, high), (least, most) = (tuple(map(float, x.aminmax())) for x in (now.x, known.x))
-    largest, usual = max(abs(low), abs(high)), max(abs(least), abs(most))
-    if not usual / 2 <= largest <= 2 * usual:
+def _warn_of_other_scale(new: Samples, old: Samples, file: Path) -> None:
+    """Warn if the raw inputs, before any normalization, have another range than in training."""
+    (new_low, new_high), (old_low, old_high) = (tuple(map(float, x.aminmax())) for x in (new.x, old.x))
+    new_size, old_size = max(abs(new_low), abs(new_high)), max(abs(old_low), abs(old_high))
+    if not old_size / 2 <= new_size <= 2 * old_size:
         log.warning(
-            "%s holds values from %g to %g, but the run was trained on %g to %g; new samples must be in the same units",
-            *(file, low, high, least, most),
+            "%s has values from %g to %g, but the run was trained on %g to %g; new samples must be in the same units",
+            *(file, new_low, new_high, old_low, old_high),
         )
 
 
-def _require_like(file: Path, now: Dataset, known: Dataset) -> None:
-    """Refuse samples that the model cannot be given, and classes that it does not know."""
-    shapes, kinds = ([list(d.input_shape) for d in (now, known)], [d.train.x.dtype for d in (now, known)])
-    alike = shapes[0] == shapes[1] and kinds[0] == kinds[1]
-    others = " with other names" if alike and len(now.classes) == len(known.classes) else ""
+def _require_compatible(file: Path, new: Dataset, old: Dataset) -> None:
+    """Refuse samples of another shape or type, and other classes, than the model was trained on."""
+    shapes, dtypes = ([list(d.input_shape) for d in (new, old)], [d.train.x.dtype for d in (new, old)])
+    same_inputs = shapes[0] == shapes[1] and dtypes[0] == dtypes[1]
+    only_names = " with other names" if same_inputs and len(new.classes) == len(old.classes) else ""
     require(
-        alike and now.classes == known.classes,
-        f"{file} holds {shapes[0]} {kinds[0]} of {len(now.classes)} classes, but the model was trained on {shapes[1]} "
-        f"{kinds[1]} of {len(known.classes)} classes{others}.",
+        same_inputs and new.classes == old.classes,
+        f"{file} has samples {shapes[0]} {dtypes[0]} of {len(new.classes)} classes, but the model was trained on "
+        f"{shapes[1]} {dtypes[1]} of {len(old.classes)} classes{only_names}.",
     )
 
 
-def _dealt_anew(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | None) -> tuple[Dataset, Clients, bool]:
-    """By the `data` of a config, laid over the run's own."""
+def _read_yaml_data(
+    file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | None
+) -> tuple[Dataset, Clients, bool]:
+    """The data of the run with the `data` settings of a YAML file, its clients, and whether they are natural ones."""
     node = read_yaml(file).get("data")
-    require(node is not None, f"{file} has no `data`, as a config has.")
-    own = isinstance(node, Mapping) and "name" not in node  # some settings of the run's own data
-    folder = plan.config.folder if own else file.resolve().parent
+    require(node is not None, f"{file} has no `data` node like that of a config.")
+    same_data = isinstance(node, Mapping) and "name" not in node  # only changes settings of the run's data
+    folder = plan.config.folder if same_data else file.resolve().parent
     config, data = load_data(load_config(overlay(plan.config.tree(), {"data": node}), folder=folder), data_dir)
-    _require_like(file, data, plan.federation.data)
+    _require_compatible(file, data, plan.federation.data)
     clients = deal(data, config.data.partition, config.data.clients, _seed(config))
-    require(len(clients) == len(names), f"{file} deals to {len(clients)} clients, but the run has {len(names)}.")
+    require(len(clients) == len(names), f"{file} has {len(clients)} clients, but the run has {len(names)}.")
     return data, clients, isinstance(config.data.partition, Natural)
 
 
-def _of_file(file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | None) -> tuple[Dataset, Clients, bool]:
-    """With the classes, and of a table the columns, of the run's own data."""
+def _read_data_file(
+    file: Path, plan: Plan, names: tuple[str, ...], data_dir: Path | None
+) -> tuple[Dataset, Clients, bool]:
+    """The data of an .npz or .csv file with the classes (and columns) of the run, its clients, and True: natural."""
     config = plan.config
     if config.data.name == "csv":
         as_test = replace(config, data=replace(config.data, test=str(file.resolve()), validation=None))
-        require(
-            file.suffix.lower() == ".csv", f"--data: {file.name} should be a .csv, as the run's own data, or .yaml."
-        )
+        require(file.suffix.lower() == ".csv", f"--data: {file.name} must be a .csv, like the run's data, or a .yaml.")
         try:
             read = load_data(as_test, data_dir)[1]
         except FedadcError as error:
             raise FedadcError(f"--data: {file.name} does not fit the run ({one_line(error).rstrip('.')}).") from error
         assert read.test is not None
-        now = replace(read, train=read.test, owners=read.test_owners, test=None, test_owners=None)
+        new = replace(read, train=read.test, owners=read.test_owners, test=None, test_owners=None)
     else:
-        require(file.suffix.lower() == ".npz", f"--data: {file.name} should be .npz or .yaml (.csv after a csv run).")
-        now = npz_like(file, plan.federation.data)
-    _require_like(file, now, plan.federation.data)
-    require(now.owners is not None, f"{file} does not say which client holds what: it needs client ids.")
-    assert now.owners is not None
-    strange = sorted({str(i) for i in np.unique(now.owners)} - set(names))
-    require(not strange, f"{file} names the client {', '.join(strange[:3])}, which the run does not have.")
-    if now.test is None:
+        require(file.suffix.lower() == ".npz", f"--data: {file.name} must be .npz or .yaml (.csv for csv data).")
+        new = npz_like(file, plan.federation.data)
+    _require_compatible(file, new, plan.federation.data)
+    require(new.owners is not None, f"{file} does not say which client each sample belongs to: it needs client ids.")
+    assert new.owners is not None
+    unknown = sorted({str(i) for i in np.unique(new.owners)} - set(names))
+    require(not unknown, f"{file} names the clients {', '.join(unknown[:3])}, which the run does not have.")
+    if new.test is None:
         share = config.data.test if isinstance(config.data.test, float) else DEFAULT_TEST_SHARE
-        now = hold_out(now, share, "test", _seed(config))
-    assert now.owners is not None
-    return now, shares_by_name(now.owners, names), True
+        new = hold_out(new, share, "test", _seed(config))
+    assert new.owners is not None
+    return new, shares_by_name(new.owners, names), True
 
 
-def _warn_of_known(test: Samples, trained: Samples, file: Path) -> None:
-    """Samples that the global model was trained on flatter it."""
-    seen = {row.tobytes() for row in trained.x.numpy()}
-    known = sum(row.tobytes() in seen for row in test.x.numpy())
-    if known:
+def _warn_of_trained_test_samples(test: Samples, train: Samples, file: Path) -> None:
+    """Warn of test samples that the global model was trained on: accuracies on them are too high."""
+    trained = {row.tobytes() for row in train.x.numpy()}
+    count = sum(row.tobytes() in trained for row in test.x.numpy())
+    if count:
         log.warning(
-            "%d of the %d test samples of %s were in the run's training data, which flatters every figure on them",
-            *(known, len(test), file),
+            "%d of the %d test samples of %s were in the run's training data; accuracies on them are too high",
+            *(count, len(test), file),
         )

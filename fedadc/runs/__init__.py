@@ -1,1 +1,1 @@
-"""One run from a config: trained, written to a run directory, resumed, read back."""
+"""Run directories: training from a config, checkpoints, resuming, and reading the results."""

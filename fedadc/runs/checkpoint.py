@@ -1,51 +1,54 @@
-"""Checkpoints: all that a run needs to go on with the same bits, in safetensors and JSON.
+"""Checkpoints: a run's state after a round, saved so that the run continues from it with the same bits.
 
-    checkpoints/round-00000120.json          the manifest: what belongs to the checkpoint, with checksums
-    checkpoints/round-00000120.safetensors   theta and the server's state
-    checkpoints/clients/7-118.safetensors    the state of client 7 after round 118
-
-A checkpoint is there once its manifest is, and that is renamed into its place when all else has reached the disk. A
-client's file never changes; it is deleted when neither of the last two checkpoints names it. There is no generator
-state: every random number comes from (seed, purpose, round, client).
+A checkpoint exists once its manifest does, which is renamed into place after everything else has reached the disk. The
+file of a client's state never changes. There is no generator state to save: every random number comes from (seed,
+purpose, round, client).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from weakref import WeakSet
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from fedadc.communication.network import FIGURES
 from fedadc.config.settings import Checkpointing
-from fedadc.errors import CannotResume, FedadcError, one_line, require
+from fedadc.errors import CannotResume, FedadcError, require
 from fedadc.federation import Federation
 from fedadc.models.vectors import State, canonical
-from fedadc.runs.layout import CHECKPOINT_FILE, CLIENT_STATE_FILE, CLIENT_STATES, checkpoint_name, client_state_file
+from fedadc.runs.layout import CHECKPOINT_FILE, CLIENT_STATES, METRICS, checkpoint_name, client_state_file
+from fedadc.runs.manifest import (
+    EMPTY_PREFIX,
+    FORMAT,
+    FilePrefix,
+    Manifest,
+    UnusableCheckpoint,
+    decode,
+    encode,
+    read_file,
+    read_tensors,
+)
 from fedadc.system.files import checksum, flush_folder, to_safetensors, write_file
-from fedadc.training.client_states import ClientStates, SavedState, StateHandle, Store, save_all
+from fedadc.training.client_states import ClientStates, StateFile, StateHandle, Store, save_states
 from fedadc.training.state import RunState
+from fedadc.training.state_files import StateFolder
 
 log = logging.getLogger("fedadc")
-FORMAT = 1
-SERVER, LINKS = "server.", "links."  # how the names of their tensors begin
-KEPT = 2
+SERVER, LINKS = "server.", "links."  # prefixes of the names of their tensors
+KEPT = 2  # checkpoints
 LARGEST_SHARE = 0.02  # of a run's time that writing may take
 
 
 class CheckpointTimer:
-    """Says when the next checkpoint is due."""
+    """Decides when the next checkpoint is due."""
 
     def __init__(self, settings: Checkpointing) -> None:
         self.settings = settings
@@ -61,60 +64,23 @@ class CheckpointTimer:
         self._cost = self._last - began
 
 
-@dataclass(frozen=True)
-class FilePrefix:
-    """How far another file of the run had come, and what it held up to there."""
-
-    bytes: int
-    checksum: str
-
-
-EMPTY_PREFIX = FilePrefix(0, "")
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What belongs to a checkpoint. Names of files follow from numbers, so none can lead elsewhere."""
-
-    format: int
-    round: int
-    horizon: int
-    config: str  # checksum of the settings that decide the result
-    data: str  # checksum of the samples, of who holds them, and of what a model has that is not trained
-    state: str  # checksum of the file with theta and the server's state
-    metrics: FilePrefix
-    clients: list[tuple[int, int, str]]  # client, round of its state, checksum of its file
-
-    @property
-    def name(self) -> str:
-        return checkpoint_name(self.round)
-
-    def files(self) -> list[str]:
-        """Of its clients' states."""
-        return [client_state_file(client, round) for client, round, _ in self.clients]
-
-
-class UnusableCheckpoint(Exception):
-    """Why a checkpoint cannot be used."""
-
-
 class Checkpoints:
     """The checkpoints of one run in a folder. In a loop of your own, `config` is any text that names its settings."""
 
     def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
         require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
+        self.states = StateFolder(self.folder / CLIENT_STATES)
         self._kept: list[Manifest] = []  # the newest first
-        self._stores: WeakSet[Store] = WeakSet()  # whose states are in files here, also those of rounds before
 
     @property
     def last(self) -> Manifest | None:
-        """Written or read."""
+        """The manifest that was written or read last."""
         return self._kept[0] if self._kept else None
 
     @property
     def round(self) -> int:
-        """Of the last checkpoint; 0 if there is none."""
+        """The round of the last checkpoint; 0 if there is none."""
         return 0 if self.last is None else self.last.round
 
     @cached_property
@@ -129,55 +95,49 @@ class Checkpoints:
             raise FedadcError(f"cannot write to {self.folder} ({error.strerror or error}).") from error
 
     def _write(self, state: RunState, metrics: FilePrefix) -> None:
-        for folder in (self.folder, self.folder / CLIENT_STATES):
+        for folder in (self.folder, self.states.path):
             if not folder.is_dir():
                 folder.mkdir()
                 flush_folder(folder.parent)
-        clients = self._save(state.clients)
+        clients = self._write_states(state.clients)
         content = to_safetensors({"theta": state.theta, **_under(SERVER, state.server), **_under(LINKS, state.links)})
         write_file(self.folder / f"{checkpoint_name(state.round)}.safetensors", content)
         manifest = Manifest(
             FORMAT, state.round, state.horizon, self.config, self.data, checksum(content), metrics, clients
         )
-        write_file(self.folder / f"{checkpoint_name(state.round)}.json", _encoded(manifest))
+        write_file(self.folder / f"{checkpoint_name(state.round)}.json", encode(manifest))
         self._kept = [manifest, *(m for m in self._kept if m.round < manifest.round)][:KEPT]
-        self._forget_others()
+        self._delete_old()
 
-    def _save(self, clients: ClientStates) -> list[tuple[int, int, str]]:
-        """The part of the manifest that names the clients' files."""
-        wanted = {}
-        for client in clients:
-            entry = clients.handle(client)
-            self._stores.add(entry.store)
-            wanted[client] = entry, self.folder / CLIENT_STATES / client_state_file(client, entry.round)
-        marks = save_all(wanted.values())
-        return [(client, entry.round, marks[path]) for client, (entry, path) in wanted.items()]
+    def _write_states(self, clients: ClientStates) -> list[tuple[int, int, str]]:
+        """Save the client states; returns the manifest's list of them."""
+        handles = {client: clients.handle(client) for client in clients}
+        names = {client: client_state_file(client, handle.round) for client, handle in handles.items()}
+        checksums = save_states([(handle, names[client]) for client, handle in handles.items()], self.states)
+        return [(client, handle.round, checksums[names[client]]) for client, handle in handles.items()]
 
-    def _forget_others(self) -> None:
-        """Delete checkpoints but the last two, and states that neither names and nobody holds."""
+    def _delete_old(self) -> None:
+        """Delete checkpoints except the last two, and client states that neither names and nobody uses."""
         names = {m.name for m in self._kept}
-        for file in sorted(self.folder.iterdir()):  # a manifest goes before what it names
+        for file in sorted(self.folder.iterdir()):  # a manifest is deleted before the files it names
             if CHECKPOINT_FILE.fullmatch(file.name) and file.name.partition(".")[0] not in names:
                 file.unlink(missing_ok=True)
-        held = {f for store in self._stores for f in store.saved_files(self.folder / CLIENT_STATES)}
-        self._forget_states_but({f for m in self._kept for f in m.files()} | held)
+        self.states.prune({file for m in self._kept for file in m.state_files()})
 
-    def _forget_states_but(self, kept: set[str]) -> None:
-        for file in (self.folder / CLIENT_STATES).iterdir():
-            if CLIENT_STATE_FILE.fullmatch(file.name) and file.name not in kept:
-                file.unlink(missing_ok=True)
-
-    def sweep(self) -> None:
-        """Delete what a killed process was about to: checkpoints before the last two, and states that none names."""
+    def clean_up(self) -> None:
+        """Delete what a killed process left: checkpoints before the last two, and client states that none names."""
         found = self._found()
         if len(found) > KEPT:
             self._kept += [m for path, round in found if round < self.round and (m := self._if_good(path))][: KEPT - 1]
             if len(self._kept) == KEPT:
-                self._forget_others()
-        if (self.folder / CLIENT_STATES).is_dir():
-            with suppress(UnusableCheckpoint):  # who knows what a damaged one names
-                manifests = [_decoded(_content(path)) for path, _ in self._found()]
-                self._forget_states_but({f for m in manifests for f in m.files()})
+                self._delete_old()
+        with suppress(UnusableCheckpoint):  # nobody knows which states a damaged manifest names
+            manifests = [decode(read_file(path)) for path, _ in self._found()]
+            self.states.prune({file for m in manifests for file in m.state_files()})
+
+    def delete_all(self) -> None:
+        """Delete every checkpoint of a run that is given up."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _if_good(self, path: Path) -> Manifest | None:
         with suppress(UnusableCheckpoint, OSError):
@@ -187,33 +147,30 @@ class Checkpoints:
         return None
 
     def _found(self) -> list[tuple[Path, int]]:
-        """The manifests here and their rounds, the newest first."""
+        """The manifests in the folder and their rounds, the newest first."""
         if not self.folder.is_dir():
             return []
-        found = [
-            (p, int(m[1]))
-            for p in self.folder.iterdir()
-            if (m := CHECKPOINT_FILE.fullmatch(p.name)) and m[2] == ".json"
-        ]
+        named = [(path, CHECKPOINT_FILE.fullmatch(path.name)) for path in self.folder.iterdir()]
+        found = [(path, int(match[1])) for path, match in named if match and match[2] == ".json"]
         return sorted(found, key=lambda pair: -pair[1])
 
     def newest(
         self,
-        metrics_of: Callable[[int], FilePrefix | None] = lambda _: EMPTY_PREFIX,
+        metrics_prefix: Callable[[int], FilePrefix | None] = lambda _: EMPTY_PREFIX,
         warn: Callable[[str], None] = log.warning,
     ) -> RunState | None:
-        """The state of the newest good one; None if there is none at all. Those that are not are named in warnings.
+        """The state of the newest good checkpoint; None if there is no checkpoint. Unusable ones are warned of.
 
-        `metrics_of(bytes)` is the mark of the first so many bytes of the metrics, if there are so many.
+        `metrics_prefix(n)` describes the first n bytes of the metrics; None if there are fewer.
         """
         reasons = []
         for path, _ in self._found():
             try:
                 manifest = self._manifest(path)
-                if metrics_of(manifest.metrics.bytes) != manifest.metrics:
+                if metrics_prefix(manifest.metrics.bytes) != manifest.metrics:
                     raise UnusableCheckpoint(
-                        "metrics.jsonl no longer holds the rounds before it (bring it back from a copy; a new run can "
-                        "start from this one's model with model.weights)"
+                        f"{METRICS} no longer has the rounds before it (restore it from a copy; a new run can start "
+                        "from this run's model with model.weights)"
                     )
                 state = self._state(manifest)
             except UnusableCheckpoint as error:
@@ -222,17 +179,17 @@ class Checkpoints:
                 reasons.append(f"{path} cannot be read ({error.strerror or error})")
             else:
                 for reason in reasons:
-                    warn(f"{reason}; going on from the one before")
+                    warn(f"{reason}; continuing from the checkpoint before it")
                 self._kept = [manifest]
                 return state
         if reasons:
-            raise CannotResume("no checkpoint is good, and nothing was changed: " + "; ".join(reasons) + ".")
+            raise CannotResume("no checkpoint is usable, and nothing was changed: " + "; ".join(reasons) + ".")
         return None
 
     def _manifest(self, path: Path) -> Manifest:
-        manifest = _decoded(_content(path))
+        manifest = decode(read_file(path))
         if manifest.name != path.stem:
-            raise UnusableCheckpoint(f"it is of round {manifest.round}")
+            raise UnusableCheckpoint(f"it belongs to round {manifest.round}")
         if manifest.config != self.config:
             raise UnusableCheckpoint("it belongs to a run with other settings")
         if manifest.data != self.data:
@@ -241,87 +198,45 @@ class Checkpoints:
 
     def _state(self, manifest: Manifest) -> RunState:
         start = self.federation.start()
-        tensors = _tensors(self.folder / f"{manifest.name}.safetensors", manifest.state)
+        tensors = read_tensors(self.folder / f"{manifest.name}.safetensors", manifest.state)
         theta = tensors.pop("theta", None)
         server, links = ({n.removeprefix(p): v for n, v in tensors.items() if n.startswith(p)} for p in (SERVER, LINKS))
         if theta is None or theta.shape != start.theta.shape or theta.dtype != start.theta.dtype:
-            raise UnusableCheckpoint("it is of another model")
+            raise UnusableCheckpoint("it belongs to another model")
         figures = start.links.get(FIGURES)
         if figures is not None and not torch.equal(figures, links.get(FIGURES, figures[:0])):
             raise UnusableCheckpoint("the clock's figures have changed since (clock.trace)")
-        device, store = start.theta.device, Store(self.federation.storage)
-        clients: dict[int, StateHandle] = {}
-        for client, round, mark in manifest.clients:
-            if not 0 <= client < len(self.federation.clients):
-                raise UnusableCheckpoint(f"there is no client {client}")
-            path = self.folder / CLIENT_STATES / client_state_file(client, round)
-            if checksum(_content(path)) != mark:
-                raise UnusableCheckpoint(f"{CLIENT_STATES}/{path.name} is truncated or damaged")
-            clients[client] = store.keep_saved(SavedState(path, mark), round)
-        # clones: torch's own memory begins where vectors should, a file's content anywhere
+        device = start.theta.device
+        # copies: torch's own memory is aligned as vectors should be, a file's content is not
         return RunState(
             manifest.round,
             theta.to(device, copy=True),
             canonical({name: v.to(device, copy=True) for name, v in server.items()}),
-            ClientStates(store).updated(clients),
+            self._client_states(manifest),
             manifest.horizon,
             {name: v.clone() for name, v in links.items()},
         )
+
+    def _client_states(self, manifest: Manifest) -> ClientStates:
+        """Handles on the files of a manifest, each of which is checked."""
+        store = Store(self.federation.storage)
+        handles: dict[int, StateHandle] = {}
+        for client, round, expected in manifest.clients:
+            if not 0 <= client < len(self.federation.clients):
+                raise UnusableCheckpoint(f"there is no client {client}")
+            file = StateFile(self.states, client_state_file(client, round), expected)
+            if checksum(read_file(file.path)) != expected:
+                raise UnusableCheckpoint(f"{CLIENT_STATES}/{file.name} is truncated or damaged")
+            handles[client] = store.keep_saved(file, round)
+        return ClientStates(store).updated(handles)
 
 
 def _under(prefix: str, state: State) -> State:
     return {prefix + name: tensor for name, tensor in state.items()}
 
 
-def _encoded(manifest: Manifest) -> bytes:
-    tree = asdict(manifest)
-    return json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode()
-
-
-def _decoded(content: bytes) -> Manifest:
-    try:
-        sealed = json.loads(content)
-        tree, seal = sealed["manifest"], sealed["checksum"]
-        version = tree["format"]
-        whole = checksum(_canonical(tree)) == seal
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UnusableCheckpoint("it is truncated or damaged") from None
-    if version != FORMAT:
-        raise UnusableCheckpoint(f"its format is {version!r:.20}, this version of fedadc reads {FORMAT}")
-    if not whole:
-        raise UnusableCheckpoint("it is damaged: its checksum is wrong")
-    try:
-        return TypeAdapter(Manifest).validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        raise UnusableCheckpoint(f"it is no manifest of ours ({one_line(error)[:100]})") from None
-
-
-def _canonical(tree: object) -> bytes:
-    return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _tensors(path: Path, mark: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    content = _content(path)
-    if checksum(content) != mark:
-        raise UnusableCheckpoint(f"{path.name} is truncated, damaged or of another checkpoint")
-    try:
-        tensors: dict[str, Tensor] = load(content)
-    except SafetensorError as error:
-        raise UnusableCheckpoint(f"{path.name} is no safetensors file ({one_line(error)})") from None
-    return tensors
-
-
-def _content(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would never end
-        raise UnusableCheckpoint(f"{path.name} is missing, or not a file")
-    return path.read_bytes()
-
-
 def _data_checksum(federation: Federation) -> str:
-    """Of all samples, of who holds them, and of what a model has that is not trained."""
+    """Covers all samples, the partition, and the parts of the model that are not trained."""
     digest = hashlib.sha256()
     for name, samples in federation.data.splits().items():
         for tensor in (samples.x, samples.y):
@@ -334,7 +249,7 @@ def _data_checksum(federation: Federation) -> str:
 
 
 def check_room(free: int, federation: Federation) -> None:
-    """Refuse a disk that cannot even hold one checkpoint, and states that no file can hold."""
+    """Refuse a disk without room for one checkpoint, and states that cannot be saved to a file."""
     state = federation.start()
     own = federation.context.client_state(state.theta)
     theta, server, each = (len(to_safetensors(v)) for v in ({"theta": state.theta}, state.server, own))

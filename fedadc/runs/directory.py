@@ -1,4 +1,4 @@
-"""The run directory, written as a run goes: whole lines, whole files, one writer at a time."""
+"""Write a run directory during training: metrics, checkpoints and models. A crash at any time damages no file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any, Self
 from fedadc.config.build import Plan
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
 from fedadc.evaluation.evaluator import JUDGED_BY
-from fedadc.runs.checkpoint import Checkpoints, CheckpointTimer, FilePrefix, check_room
-from fedadc.runs.environment import Facts, changes_of, gone_on, read_facts, text_of
-from fedadc.runs.fingerprint import config_fingerprint, require_same
+from fedadc.runs.checkpoint import Checkpoints, CheckpointTimer, check_room
+from fedadc.runs.environment import Facts, environment_changes, read_facts, resumed_environment, text_of
+from fedadc.runs.fingerprint import config_fingerprint, require_same_settings
 from fedadc.runs.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -33,27 +33,29 @@ from fedadc.runs.layout import (
     is_personal,
     model_file,
 )
+from fedadc.runs.manifest import FilePrefix
 from fedadc.runs.record import load_config, model_facts, model_origin, record_of
 from fedadc.system.files import folder_lock, to_safetensors, write_file, write_text
 from fedadc.system.signals import deferred_signals
 from fedadc.training.state import Metrics, Round
+from fedadc.training.state_files import remove_temporary_folders
 
 FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
 
 
 class MetricsFile:
-    """metrics.jsonl: a line is there whole or not at all."""
+    """metrics.jsonl, opened for appending. A line is written completely or not at all."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        """With its first so many bytes."""
-        content = _start_of(path, size)
+        """Open the file and truncate it to its first `size` bytes."""
+        content = _read_prefix(path, size)
         self.records = [json.loads(line) for line in content.splitlines()]
         self._size, self._digest = size, hashlib.sha256(content)
         self._stream = path.open("ab", buffering=0)
         self._stream.truncate(size)
 
-    def mark(self) -> FilePrefix:
-        """Of all lines so far, which have then reached the disk."""
+    def flush(self) -> FilePrefix:
+        """Flush all lines to the disk; return their size and checksum."""
         os.fsync(self._stream.fileno())
         return FilePrefix(self._size, self._digest.hexdigest())
 
@@ -63,7 +65,7 @@ class MetricsFile:
             written = self._stream.write(line)
             while written < len(line):
                 written += self._stream.write(line[written:])
-        except BaseException:  # a full disk may have taken a part of it
+        except BaseException:  # a full disk may have stored a part of the line
             self._stream.truncate(self._size)
             raise
         self._size += len(line)
@@ -74,12 +76,12 @@ class MetricsFile:
 
 
 def metrics_prefix(path: Path, size: int) -> FilePrefix | None:
-    """Of the first so many bytes, if there are so many."""
-    content = _start_of(path, size)
+    """Size and checksum of the first `size` bytes of a file; None if the file is shorter."""
+    content = _read_prefix(path, size)
     return FilePrefix(size, hashlib.sha256(content).hexdigest()) if len(content) == size else None
 
 
-def _start_of(path: Path, size: int) -> bytes:
+def _read_prefix(path: Path, size: int) -> bytes:
     require(path.is_file() or not path.exists(), f"{path} is not a file.")
     if not path.exists() or not 0 < size <= path.stat().st_size:
         return b""
@@ -88,34 +90,38 @@ def _start_of(path: Path, size: int) -> bytes:
 
 
 class RunDirectory:
-    """Writes a run: `begun` anew, or `reopened` to go on. Created only when everything that can be checked has been."""
+    """The directory of a run that is being trained: `create` a new one, or `reopen` one to resume its run.
+
+    It is created only after all settings have been checked, so that an invalid config leaves no files.
+    """
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
         self.state = plan.federation.start()  # after the last recorded round
         self.history: list[dict[str, Any]] = []
-        self._pace = CheckpointTimer(plan.config.checkpoint)
-        self._was_begun = False  # by this process
-        self._replaced: Path | None = None
-        self._held = ExitStack()
-        with self._letting_go_on_failure():
-            self._held.enter_context(folder_lock(path))
+        self._timer = CheckpointTimer(plan.config.checkpoint)
+        self._created_here = False  # True if this process created the run, False if it resumed it
+        self._replaced: Path | None = None  # where the run is kept that this one overwrites
+        self._resources = ExitStack()  # the lock and the metrics file
+        with self._released_on_failure():
+            self._resources.enter_context(folder_lock(path))
             self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, config_fingerprint(plan.config))
 
     @classmethod
-    def begun(cls, path: Path, plan: Plan, facts: Facts, overwrite: bool = False) -> Self:
+    def create(cls, path: Path, plan: Plan, facts: Facts, overwrite: bool = False) -> Self:
+        """Start a new run. `facts` describe the environment; with `overwrite`, the run may replace another one."""
         directory = cls(path, plan)
-        with directory._letting_go_on_failure():
-            if not is_unstarted(path):  # somebody else may have begun one meanwhile
+        with directory._released_on_failure():
+            if not is_unstarted(path):  # another process may have started a run meanwhile
                 require_empty(path, overwrite)
             check_room(shutil.disk_usage(path).free, plan.federation)
-            directory._put_aside()
-        directory._was_begun = True
+            directory._move_old_run_aside()
+        directory._created_here = True
         try:
-            with directory._writing():
+            with directory._reporting_write_errors():
                 settings = {**facts, "settings": directory.checkpoints.config}
                 write_text(path / ENVIRONMENT, json.dumps(settings, indent=2) + "\n")
-                write_text(path / CONFIG, plan.config.yaml())  # with it a run begins to exist
+                write_text(path / CONFIG, plan.config.yaml())  # from now on this is a run that can be resumed
                 directory._open_metrics()
         except BaseException:
             directory._discard()
@@ -123,109 +129,112 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def reopened(cls, path: Path, plan: Plan, facts: Facts, warn: Callable[[str], None]) -> Self:
-        """From the newest good checkpoint; from the beginning if the run never came to one."""
+    def reopen(cls, path: Path, plan: Plan, facts: Facts, warn: Callable[[str], None]) -> Self:
+        """Resume a run from its newest good checkpoint, or from the start if it never reached a checkpoint."""
         directory = cls(path, plan)
-        with directory._letting_go_on_failure():
-            require_same(load_config(path / CONFIG), plan.config, str(path))
+        with directory._released_on_failure():
+            require_same_settings(load_config(path / CONFIG), plan.config, str(path))
             before, metrics = read_facts(path), path / METRICS
             directory.checkpoints.config = text_of(before, "settings") or directory.checkpoints.config
             found = directory.checkpoints.newest(lambda size: metrics_prefix(metrics, size), warn)
             directory.state = found or directory.state
-            _require_a_place_to_go_on(path, directory.state.round, plan.config.rounds)
+            _require_resumable(path, directory.state.round, plan.config.rounds)
             last = directory.checkpoints.last
             directory._open_metrics(0 if last is None else last.metrics.bytes)
-            directory.checkpoints.sweep()
-            _sweep(path)
+            directory.checkpoints.clean_up()
+            _remove_leftovers(path)
             write_text(path / CONFIG, plan.config.yaml())
-            if before and (changes := changes_of(before, facts)):
-                warn(f"this is not where {path} was trained so far: {', '.join(changes)}; bits may differ from here on")
+            if before and (changes := environment_changes(before, facts)):
+                warn(f"{path} was trained in another environment: {', '.join(changes)}; bits may differ from now on")
             now = {**facts, "settings": directory.checkpoints.config}
-            text = json.dumps(gone_on(before, now, directory.state.round), indent=2)
+            text = json.dumps(resumed_environment(before, now, directory.state.round), indent=2)
             write_text(path / ENVIRONMENT, text + "\n")
             for replaced in path.glob(f"{REPLACED}*"):
-                warn(f"{replaced} holds the run that this one replaces; it is deleted when this one is finished")
+                warn(f"{replaced} contains the run that this one replaces; it is deleted when this run is finished")
         return directory
 
     def _open_metrics(self, size: int = 0) -> None:
         self._metrics = MetricsFile(self.path / METRICS, size)
-        self._held.callback(self._metrics.close)
+        self._resources.callback(self._metrics.close)
         self.history = self._metrics.records
 
     def append(self, result: Round) -> None:
         """Record a round, and write a checkpoint if one is due."""
         record = record_of(result)
-        with self._writing():
+        with self._reporting_write_errors():
             self._metrics.append(record)
             self.state = result.state
             self.history.append(record)
-            # always after the first round: a run with more rounds and no checkpoint has lost its own
-            if self.checkpoints.last is None or self._pace.due(result.round):
+            # always after the first round, so that a longer run without checkpoints must have lost them
+            if self.checkpoints.last is None or self._timer.due(result.round):
                 self._checkpoint()
 
     @property
-    def evaluated(self) -> bool:
-        """Whether the last round was, as a last round should be."""
+    def last_round_evaluated(self) -> bool:
+        """True if the last round was evaluated, or if there is no data to evaluate on."""
         return not self.plan.federation.counter.splits or any(name in self.history[-1] for name in JUDGED_BY)
 
-    def amend(self, metrics: Metrics) -> None:
-        """Add metrics to the last record: of a round that was not meant to be the last."""
+    def add_to_last_record(self, metrics: Metrics) -> None:
+        """Add metrics to the last record, if that round was not planned to be the last and was not evaluated."""
         record = {**self.history.pop(), **metrics}
-        with self._writing():
+        with self._reporting_write_errors():
             self._metrics.close()
             size = sum(len(json.dumps(r, allow_nan=False)) + 1 for r in self.history)
             self._open_metrics(size)
             self._metrics.append(record)
             self.history.append(record)
-            self.checkpoints.write(self.state, self._metrics.mark())
+            self.checkpoints.write(self.state, self._metrics.flush())
 
     def _checkpoint(self) -> None:
         if self.checkpoints.round < self.state.round:
-            mark = self._metrics.mark()
-            _ = self.checkpoints.data  # made once, so it says nothing about what the next one costs
+            prefix = self._metrics.flush()
+            _ = self.checkpoints.data  # computed only once, so it is no part of the cost of a checkpoint
             began = time.monotonic()
-            self.checkpoints.write(self.state, mark)
-            self._pace.took(began)
+            self.checkpoints.write(self.state, prefix)
+            self._timer.took(began)
 
     def finish(self) -> None:
-        """Write the last checkpoint and the models; the run that stood here before is now replaced."""
-        with self._writing(), deferred_signals():
+        """Write the last checkpoint and the models, and delete the run that this one replaces."""
+        with self._reporting_write_errors(), deferred_signals():
             self._checkpoint()
             self._write_models()
             for replaced in self.path.glob(f"{REPLACED}*"):
                 shutil.rmtree(replaced, ignore_errors=True)
-        self._held.close()
+        self._resources.close()
 
     def _write_models(self) -> None:
-        """The first, by which the run is judged, under the plain name."""
+        """Write all models; the first one, by which the run is judged, is model.safetensors."""
         for index, (name, state_dict) in enumerate(self.plan.federation.models(self.state).items()):
             file = self.path / (model_file(name) if index else MODEL)
             write_file(file, to_safetensors(state_dict, model_facts(name, self.state.round)))
 
-    def leave(self, reason: BaseException) -> str | None:
-        """Keep what was done of a run that cannot go on now; a sentence that says what that is, if it is anything."""
-        with deferred_signals(for_good=True):
-            if self._was_begun and not self.state.round:
+    def save_after_interruption(self, reason: BaseException) -> str | None:
+        """Save the rounds that were trained before an error or a signal; return a message that says how to resume.
+
+        A new run without a finished round is removed instead, and None is returned.
+        """
+        with deferred_signals(drop=True):
+            if self._created_here and not self.state.round:
                 self._discard()
                 return None
             problem = ""
-            for keep in (self._checkpoint, self._write_models) if self.state.round else ():
+            for save in (self._checkpoint, self._write_models) if self.state.round else ():
                 try:
-                    with self._writing():
-                        keep()
-                except Exception as error:  # also a bug in a user's `evaluated`: the checkpoint is kept all the same
+                    with self._reporting_write_errors():
+                        save()
+                except Exception as error:  # such as a bug in a user-defined method; keep the checkpoint anyway
                     problem = f"{one_line(error)}; " if str(error) != str(reason) else problem
-            self._held.close()
-            at, command = self.checkpoints.round, f"`fedadc resume {shlex.quote(str(self.path))}`"
-            old = ", in which the run that it replaces still waits," if any(self.path.glob(f"{REPLACED}*")) else ""
-            stands = f"{problem}{self.path}{old} stands at round {at} of {self.plan.config.rounds}"
-            if isinstance(reason, Diverged):  # to go on would end in the same
-                return f"{stands}; a new run with other settings can start from its model with model.weights"
-            return f"{stands}; {command} goes on from there"
+            self._resources.close()
+            replaced = " and still contains the run that it replaces" if any(self.path.glob(f"{REPLACED}*")) else ""
+            progress = f"round {self.checkpoints.round} of {self.plan.config.rounds}"
+            saved = f"{problem}{self.path} is saved at {progress}{replaced}"
+            if isinstance(reason, Diverged):  # a resumed run would diverge again
+                return f"{saved}; a new run with other settings can start from its model with model.weights"
+            return f"{saved}; resume it with `fedadc resume {shlex.quote(str(self.path))}`"
 
-    def _put_aside(self) -> None:
-        """A run that stands here, in a folder below, so that nothing is ever copied; all of it or nothing."""
-        old = [file for file in held_in(self.path) if not file.name.startswith(REPLACED)]
+    def _move_old_run_aside(self) -> None:
+        """Move the old run into a subfolder: all of its files or none. Only renames are needed, no copies."""
+        old = [file for file in folder_contents(self.path) if not file.name.startswith(REPLACED)]
         if not old:
             return
         self._replaced = Path(tempfile.mkdtemp(prefix=REPLACED, dir=self.path))
@@ -233,103 +242,107 @@ class RunDirectory:
             for file in old:
                 file.replace(self._replaced / file.name)
         except BaseException:
-            self._bring_back()
+            self._restore_old_run()
             raise
 
-    def _bring_back(self) -> None:
+    def _restore_old_run(self) -> None:
         if self._replaced:
             for file in self._replaced.iterdir():
                 file.replace(self.path / file.name)
             self._replaced.rmdir()
 
     def _discard(self) -> None:
-        """Take back a run that never finished a round, and bring back the one that it was to replace."""
+        """Remove a run that never finished a round, and restore the run that it was to replace."""
         with suppress(OSError):
-            for file in held_in(self.path):
-                if file.name.startswith(STATES) or file.name == CHECKPOINTS:
-                    shutil.rmtree(file, ignore_errors=True)
-                elif not file.name.startswith(REPLACED) and _is_of_a_run(file):
+            for file in folder_contents(self.path):
+                if file.is_file() and _is_run_file(file):
                     file.unlink()
-            self._bring_back()
-        self._held.close()
+            self.checkpoints.delete_all()
+            remove_temporary_folders(self.path)
+            self._restore_old_run()
+        self._resources.close()
         with suppress(OSError):
             self.path.rmdir()  # if it is empty
 
     @contextmanager
-    def _letting_go_on_failure(self) -> Iterator[None]:
+    def _released_on_failure(self) -> Iterator[None]:
+        """Release the lock and close the metrics file if an error occurs."""
         try:
-            with self._writing():
+            with self._reporting_write_errors():
                 yield
         except BaseException:
-            self._held.close()
+            self._resources.close()
             with suppress(OSError):
                 self.path.rmdir()  # if it is empty
             raise
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _reporting_write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise FedadcError(f"cannot write to {self.path} ({error.strerror or error}).") from error
 
 
-def _require_a_place_to_go_on(path: Path, done: int, rounds: int) -> None:
-    """Refuse to begin again where there was more than a beginning, and to go back."""
-    began = (path / METRICS).is_file() and (path / METRICS).read_bytes().count(b"\n") > 1
-    if not done and (began or (path / MODEL).exists()):
+def _require_resumable(path: Path, done: int, rounds: int) -> None:
+    """Reject a run that has lost its checkpoints, and a number of rounds below those already done."""
+    has_rounds = (path / METRICS).is_file() and (path / METRICS).read_bytes().count(b"\n") > 1
+    if not done and (has_rounds or (path / MODEL).exists()):
         raise CannotResume(
-            f"the run in {path} has lost its checkpoints, so it cannot go on, and nothing was changed; bring them back "
-            "or begin anew with --overwrite."
+            f"the run in {path} cannot be resumed because its checkpoints are missing, and nothing was changed; "
+            "restore them, or start again with --overwrite."
         )
     if rounds < done:
         raise CannotResume(f"the run in {path} has {done} rounds already; rounds must be at least that, not {rounds}.")
 
 
 def require_empty(path: Path, overwrite: bool) -> None:
-    """Refuse a place that holds something; with `overwrite`, only something other than a run."""
-    held = held_in(path)
-    if not held:
+    """Reject a folder that is not empty; with `overwrite`, accept one that contains only a run."""
+    contents = folder_contents(path)
+    if not contents:
         return
     require(
         overwrite,
-        f"{path} is not empty; choose another --out, or give --resume to go on with the run in it, or --overwrite to "
+        f"{path} is not empty; choose another --out, or use --resume to resume the run in it, or --overwrite to "
         "replace it.",
     )
-    foreign = [p.name for p in held if not _is_of_a_run(p)]
+    foreign = [p.name for p in contents if not _is_run_file(p)]
     require(
-        not foreign, f"{path} holds {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another --out."
+        not foreign,
+        f"{path} contains {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another --out.",
     )
 
 
 def is_unstarted(path: Path) -> bool:
-    """Whether a folder holds nothing, or what a run had written that was killed before it began."""
+    """True if a folder is empty, or contains only the first files of a run that was killed while it started."""
     return all(
         p.name.removesuffix(PARTIAL) == ENVIRONMENT or p.name == CONFIG + PARTIAL or p.name.startswith(REPLACED)
-        for p in held_in(path)
+        for p in folder_contents(path)
     )
 
 
-def held_in(path: Path) -> list[Path]:
-    """What a folder holds, beside a lock that somebody left."""
+def folder_contents(path: Path) -> list[Path]:
+    """The files and folders in a folder, except its lock file; none if the folder does not exist."""
     try:
         require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
         return [p for p in path.iterdir() if p.name != LOCK] if path.is_dir() else []
     except (OSError, ValueError) as error:
-        raise FedadcError(f"--out: {str(path)[:60]} is no usable folder ({error}).") from error
+        raise FedadcError(f"--out: {str(path)[:60]} is not a usable folder ({error}).") from error
 
 
-def _is_of_a_run(file: Path) -> bool:
+def _is_run_file(file: Path) -> bool:
+    """True if a file or folder in a run directory was written by fedadc."""
     if file.is_dir():
         return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS or is_personal(file)
-    plain, half_a_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
-    return plain in (*FILES, LOCK) or file.match(half_a_model) or file.name == model_file(model_origin(file)[0])
+    plain, partial_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
+    return plain in (*FILES, LOCK) or file.match(partial_model) or file.name == model_file(model_origin(file)[0])
 
 
-def _sweep(path: Path) -> None:
-    """Remove what a killed process had begun to write, and the states that it kept for itself."""
-    for file in [*path.glob(f"*{PARTIAL}"), *path.glob(f"{STATES}*")]:
+def _remove_leftovers(path: Path) -> None:
+    """Remove the incomplete files and the temporary client states of a killed process."""
+    for file in path.glob(f"*{PARTIAL}"):
         if file.is_dir():
             shutil.rmtree(file, ignore_errors=True)
-        elif _is_of_a_run(file):
+        elif _is_run_file(file):
             file.unlink(missing_ok=True)
+    remove_temporary_folders(path)

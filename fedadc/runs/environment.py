@@ -1,4 +1,4 @@
-"""Where a run happens: what its result depends on beside its config."""
+"""The environment of a run: software versions and hardware on which its result depends besides its config."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import torch
 from fedadc.runs.layout import ENVIRONMENT
 from fedadc.system.version import __version__
 
-SAME_BITS = ("fedadc", "torch", "machine", "cpu_capability", "mkl_cbwr", "device")
+# results may differ in their bits if one of these differs
+BIT_RELEVANT = ("fedadc", "torch", "machine", "cpu_capability", "mkl_cbwr", "device")
 Facts = dict[str, Any]
 
 
 def read_facts(folder: Path) -> Facts:
-    """Of the run in a folder; nothing if they cannot be read."""
+    """The recorded environment of the run in a folder; empty if it cannot be read."""
     try:
         facts = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
         return facts if isinstance(facts, dict) else {}
@@ -30,18 +31,18 @@ def read_facts(folder: Path) -> Facts:
 
 
 def text_of(facts: Facts, key: str) -> str | None:
-    """A fact that should be a text, and is a usable one."""
+    """The value of a key if it is printable text, else None."""
     value = facts.get(key)
     return value if isinstance(value, str) and value.isprintable() else None
 
 
-def changes_of(before: Facts, now: Facts) -> list[str]:
-    """What differs between two environments in which the bits of a result may differ."""
-    return [f"{key} {before.get(key)} (now {now.get(key)})" for key in SAME_BITS if before.get(key) != now.get(key)]
+def environment_changes(before: Facts, now: Facts) -> list[str]:
+    """The differences between two environments that may change the bits of a result."""
+    return [f"{key} {before.get(key)} (now {now.get(key)})" for key in BIT_RELEVANT if before.get(key) != now.get(key)]
 
 
-def gone_on(before: Facts, now: Facts, round: int) -> Facts:
-    """Of a run that goes on after a round: the present ones, with those of its beginning and of every resumption."""
+def resumed_environment(before: Facts, now: Facts, round: int) -> Facts:
+    """The record of a run that is resumed after a round: the current, the original and every resumed environment."""
     begun = before.get("begun")
     resumed = before.get("resumed")
     return {
@@ -52,7 +53,7 @@ def gone_on(before: Facts, now: Facts, round: int) -> Facts:
 
 
 def environment(device: str) -> Facts:
-    """What a result depends on beside its config."""
+    """The current environment."""
     return {
         "fedadc": __version__,
         "python": sys.version.split()[0],
@@ -69,7 +70,7 @@ def environment(device: str) -> Facts:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the folder the command ran in, and whether it held changes; None outside a repository."""
+    """The git commit of the current directory, and whether files were changed since; None outside a repository."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""A saved model, evaluated on its run's own test data or on other data."""
+"""Evaluate the saved models of a run, on the data of the run or on other data."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from fedadc.training.state import Metrics
 def evaluate_run(
     path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None, device: str
 ) -> dict[str, Metrics]:
-    """Metrics per split, or on `other`, of the model by which the run is judged, and of its other ones by name."""
+    """Metrics of the saved models per split; only on the samples in `other` if given.
+
+    The names of splits begin with the name of the model, except for the model by which the run is judged.
+    """
     recorded = read_run(path)
-    config = recorded.config(without=("method", "objective"))  # a user's own may be gone; a model needs neither
-    by = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
+    config = recorded.config(without=("method", "objective"))  # user code may be gone; evaluation needs neither
+    metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
     require(
-        "personal" not in by,
-        f"{path} has no global model to evaluate: each client has a head of its own; see {by} in {METRICS}.",
+        "personal" not in metric,
+        f"{path} has no global model to evaluate, because each client has its own head; see {metric} in {METRICS}.",
     )
-    judged = saved_model(recorded)
+    main_file = saved_model(recorded)
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
     data = config.data
     if other is not None and data.name == "csv":  # a table is read with the columns of the training table
@@ -38,20 +41,20 @@ def evaluate_run(
     model = replace(config.model, weights=None)
     config = replace(config, evaluate=evaluation, model=model, data=data, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
-    federation, known = plan.federation, plan.federation.data
+    federation, train = plan.federation, plan.federation.data.train
     splits = federation.counter.splits
     if other is not None:
-        samples = splits["test"] if data.name == "csv" else read_samples(other, known)
+        samples = splits["test"] if data.name == "csv" else read_samples(other, federation.data)
         require(
-            samples.x.shape[1:] == known.train.x.shape[1:] and samples.x.dtype == known.train.x.dtype,
-            f"{other} holds {list(samples.x.shape[1:])} {samples.x.dtype}, but the model was trained on "
-            f"{list(known.train.x.shape[1:])} {known.train.x.dtype}.",
+            samples.x.shape[1:] == train.x.shape[1:] and samples.x.dtype == train.x.dtype,
+            f"{other} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
+            f"{list(train.x.shape[1:])} of type {train.x.dtype}.",
         )
         splits = {other.name: samples}
-    beside = {f"{f.stem.removeprefix('model-')} ": f for f in sorted(path.glob(model_file("*")))}
+    other_files = {f"{f.stem.removeprefix('model-')} ": f for f in sorted(path.glob(model_file("*")))}
     found: dict[str, Metrics] = {}
-    for prefix, file in {"": judged, **beside}.items():
+    for prefix, file in {"": main_file, **other_files}.items():
         federation.load_state_dict(read_weights(file), str(file))
-        examiner = replace(federation.counter, splits=splits)
-        found |= {prefix + name: metrics for name, metrics in examiner(federation.start().theta).items()}
+        evaluate = replace(federation.counter, splits=splits)
+        found |= {prefix + name: metrics for name, metrics in evaluate(federation.start().theta).items()}
     return found

@@ -1,4 +1,4 @@
-"""What decides a run's result, and so may not change when it goes on."""
+"""The settings that determine the result of a run, which must not change when the run is resumed."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from fedadc.config.settings import Config
 from fedadc.errors import CannotResume
 from fedadc.system.files import checksum
 
-# None of these touches what is trained in a round. How long a schedule is, is its own horizon.
-FREE = ("rounds", "label", "evaluate", "stop", "storage", "checkpoint", "faults.bad_update")
-SHOWN = 5  # differing keys
+# keys that may change: none affects what is trained in a round (the length of a schedule is local.schedule.horizon)
+CHANGEABLE = ("rounds", "label", "evaluate", "stop", "storage", "checkpoint", "faults.bad_update")
+MAX_SHOWN = 5  # keys in an error message
 
 
-def decisive(config: Config) -> dict[str, Any]:
-    """The settings that decide the result, by their full names."""
-    return {key: v for key, v in _leaves(config.tree()) if not any(f"{key}.".startswith(f"{free}.") for free in FREE)}
+def result_settings(config: Config) -> dict[str, Any]:
+    """The settings that determine the result, by their full keys."""
+    leaves = dict(_leaves(config.tree()))
+    return {key: v for key, v in leaves.items() if not any(f"{key}.".startswith(f"{name}.") for name in CHANGEABLE)}
 
 
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{above}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def config_fingerprint(config: Config) -> str:
-    """The same for the same settings, whatever else differs."""
-    return checksum(json.dumps(decisive(config), sort_keys=True, default=str).encode())
+    """A checksum of the settings that determine the result."""
+    return checksum(json.dumps(result_settings(config), sort_keys=True, default=str).encode())
 
 
-def with_horizon_of(first: Config, config: Config) -> Config:
-    """A schedule whose horizon is not given has the one with which the run first started."""
+def with_original_horizon(config: Config, original: Config) -> Config:
+    """The config of a resumed run; a schedule without a horizon gets the one of the original config."""
     schedule = config.local.schedule
-    if schedule.horizon is not None or type(schedule) is not type(first.local.schedule):
+    if schedule.horizon is not None or type(schedule) is not type(original.local.schedule):
         return config
-    horizon = first.local.schedule.horizon
+    horizon = original.local.schedule.horizon
     return replace(config, local=replace(config.local, schedule=replace(schedule, horizon=horizon)))
 
 
-def require_same(first: Config, config: Config, where: str) -> None:
-    """Refuse a config that would have given another result."""
-    before, now = decisive(first), decisive(config)
+def require_same_settings(original: Config, config: Config, where: str) -> None:
+    """Reject a config that would have given a result different from the original config's."""
+    before, now = result_settings(original), result_settings(config)
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    shown = ", ".join(f"{key} {_shown(before.get(key))} (now {_shown(now.get(key))})" for key in keys[:SHOWN])
-    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    shown = ", ".join(f"{key} {_shown(before.get(key))} (now {_shown(now.get(key))})" for key in keys[:MAX_SHOWN])
+    more = f" and {len(keys) - MAX_SHOWN} more" if len(keys) > MAX_SHOWN else ""
     if keys:
         raise CannotResume(
-            f"the run in {where} was begun with other settings: {shown}{more}; keep these, or begin another run."
+            f"the run in {where} was started with other settings: {shown}{more}; keep them, or start another run."
         )
 
 

@@ -1,22 +1,22 @@
-"""Every file name of a run directory, once.
+"""The file names in a run directory. They are defined only here.
 
 RUN/config.yaml                             the complete config
-RUN/metrics.jsonl                           a record per round
-RUN/environment.json                        what the result depends on beside the config
+RUN/metrics.jsonl                           one record per round
+RUN/environment.json                        what the result depends on besides the config
 RUN/model.safetensors                       the final model by which the run is judged
-RUN/model-NAME.safetensors                  its other models: averages, FedDyn's server model
-RUN/checkpoints/round-00000012.json         a checkpoint: what belongs to it, with checksums
+RUN/model-NAME.safetensors                  other final models: ensembles, FedDyn's server model
+RUN/checkpoints/round-00000012.json         the manifest of a checkpoint: its files and their checksums
 RUN/checkpoints/round-00000012.safetensors  theta, the server's state, the network's state
 RUN/checkpoints/clients/7-12.safetensors    the state of client 7 after round 12
-RUN/personal/                               what `fedadc personalize` wrote; personal-DATA for changed data
-RUN/personal/clients.csv                    a line per client and row
-RUN/personal/summary.json                   the settings, and the figures of every row
-RUN/personal/personal.png
-RUN/personal/none/client-00012.safetensors  what client 12 tuned, under its names in the model's state dict
-RUN/fedadc-states-XXXX/                     client states that do not fit in memory, while a run goes on
-RUN/.replaced-XXXX/                         a run that is kept until the one that replaces it is finished
-RUN/.lock                                   held by the process that writes
-NAME.part                                   a file that is not complete yet
+RUN/personal/                               the output of `fedadc personalize`; personal-DATA for changed data
+RUN/personal/clients.csv                    one line per client and row of the summary
+RUN/personal/summary.json                   the settings, and the metrics of every row
+RUN/personal/personal.png                   a plot of the gain of every client
+RUN/personal/none/client-00012.safetensors  the tuned parameters of client 12, named as in the model's state dict
+RUN/fedadc-states-XXXX/                     client states that do not fit in memory, during training
+RUN/.replaced-XXXX/                         the old run (--overwrite), kept until the new one is finished
+RUN/.lock                                   locked by the process that writes to the run
+NAME.part                                   an incomplete file
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import re
 from pathlib import Path
 
 from fedadc.system.files import LOCK, PARTIAL
-from fedadc.training.client_states import FOLDER_PREFIX as STATES
+from fedadc.training.state_files import FOLDER_PREFIX as STATES
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
 REPLACED = ".replaced-"  # a prefix
@@ -33,7 +33,6 @@ REPLACED = ".replaced-"  # a prefix
 CHECKPOINTS = "checkpoints"
 CLIENT_STATES = "clients"  # in CHECKPOINTS
 CHECKPOINT_FILE = re.compile(r"round-(\d{8,})(\.json|\.safetensors)(\.part)?")
-CLIENT_STATE_FILE = re.compile(r"\d+-\d+\.safetensors(\.part)?")
 
 PERSONAL = "personal"
 PERSONAL_TABLE, PERSONAL_SUMMARY, PERSONAL_PLOT = "clients.csv", "summary.json", "personal.png"
@@ -44,7 +43,6 @@ __all__ = [
     "CHECKPOINTS",
     "CHECKPOINT_FILE",
     "CLIENT_STATES",
-    "CLIENT_STATE_FILE",
     "CONFIG",
     "ENVIRONMENT",
     "LOCK",
@@ -69,12 +67,12 @@ __all__ = [
 
 
 def model_file(name: str) -> str:
-    """The file of a model other than the judged one."""
+    """The name of the file for a model other than the main one."""
     return f"model-{name}.safetensors"
 
 
 def checkpoint_name(round: int) -> str:
-    """Without the ending: .json is the manifest, .safetensors has the tensors."""
+    """The name of a checkpoint's files, without suffix: .json is the manifest, .safetensors holds the tensors."""
     return f"round-{round:08d}"
 
 
@@ -87,14 +85,14 @@ def personal_file(client: int) -> str:
 
 
 def is_personal(folder: Path) -> bool:
-    """True if `fedadc personalize` wrote this folder below a run, or had begun to."""
+    """True if a folder in a run directory was written by `fedadc personalize`, completely or partly."""
     if not folder.is_dir() or not re.fullmatch(rf"{PERSONAL}(-.*)?", folder.name.removesuffix(PARTIAL)):
         return False
     return not foreign_in_personal(folder)
 
 
 def foreign_in_personal(folder: Path) -> list[str]:
-    """What in a folder was not written by `fedadc personalize`."""
+    """The names of files in a folder that `fedadc personalize` did not write."""
     files = {
         *(name + end for name in (PERSONAL_TABLE, PERSONAL_SUMMARY, PERSONAL_PLOT) for end in ("", PARTIAL)),
         LOCK,

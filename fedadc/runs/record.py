@@ -1,4 +1,4 @@
-"""What a run leaves behind: config.yaml, metrics.jsonl, model.safetensors, environment.json; and how it is read."""
+"""Read run directories: config.yaml, metrics.jsonl and model.safetensors; also the format of their records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("fedadc")
 
 
 def model_facts(name: str, round: int) -> dict[str, str]:
-    """What stands in a model's file beside it. One entry: safetensors writes several in any order."""
+    """The metadata of a model file. It has one entry, since safetensors writes several in arbitrary order."""
     return {"model": f"{name} after round {round}"}
 
 
 def model_origin(file: Path) -> tuple[str, int]:
-    """The name of the model that a run saved in a file, and after which round; nothing for a file of another origin."""
+    """The name of the model that a run saved in a file, and its round; "" and 0 if no run saved this file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -39,22 +39,23 @@ def model_origin(file: Path) -> tuple[str, int]:
 
 
 def saved_model(run: RecordedRun, name: str | None = None) -> Path:
-    """The file of the model by which a run is judged, or of another one of its models."""
+    """The file of the model by which a run is judged, or of the model with the given name."""
     file = run.path / (MODEL if name is None else model_file(name))
-    if name is None:
-        why = "the run has not finished, or its method has no global model (local_only)"
-    else:
-        others = [f.stem.removeprefix("model-") for f in sorted(run.path.glob(model_file("*")))]
-        why = f"the run has no model of that name beside its own; it has {', '.join(others) or 'none'}"
-    require(file.is_file(), f"{run.path} has no {file.name}: {why}.")
-    trained, rounds = model_origin(file)[1], run.records[-1]["round"]
-    if trained not in (rounds, 0):  # 0: another's file
-        log.warning("%s is of round %d, but %s has come to round %d", file, trained, run.path, rounds)
+    if not file.is_file():
+        if name is None:
+            reason = "the run has not finished, or its method has no global model (local_only)"
+        else:
+            others = [f.stem.removeprefix("model-") for f in sorted(run.path.glob(model_file("*")))]
+            reason = f"the other models of this run are: {', '.join(others) or 'none'}"
+        raise FedadcError(f"{run.path} has no {file.name}: {reason}.")
+    round, last = model_origin(file)[1], run.records[-1]["round"]
+    if round not in (last, 0):  # 0: the file was not saved by a run
+        log.warning("%s was saved after round %d, but %s is at round %d", file, round, run.path, last)
     return file
 
 
 def record_of(result: Round) -> dict[str, Any]:
-    """One line of metrics.jsonl."""
+    """The record of a round: one line of metrics.jsonl."""
     values: dict[str, Any] = {
         "round": result.round,
         "lr": result.lr,
@@ -75,19 +76,19 @@ def record_of(result: Round) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run directory that was read."""
+    """The content of a run directory."""
 
     path: Path
-    tree: dict[str, Any]  # its config, as plain values
+    tree: dict[str, Any]  # the config, as plain values
     records: list[dict[str, Any]]
 
     def stopped(self) -> bool:
-        """Whether it ended early because it was told to."""
+        """True if the run has stopped early because it reached stop.accuracy."""
         accuracy = (self.tree.get("stop") or {}).get("accuracy")
         return reaches(self.records[-1], accuracy)
 
     def config(self, without: Sequence[str] = ()) -> Config:
-        """The config of the run (some keys left at their defaults), with its files looked up where they were."""
+        """The config of the run, without some keys. Its files are searched in the folder of the original config."""
         tree = {k: v for k, v in self.tree.items() if k not in without}
         return parse_config(tree, folder=original_folder(self.path))
 
@@ -98,9 +99,9 @@ def load_config(
     folder: Path | None = None,
     presets: Sequence[str] = (),
 ) -> Config:
-    """A config from a file, a mapping or a `Config`; presets laid over it, then `key.sub=value` overrides; checked.
+    """Read and check a config from a file, a mapping or a `Config`; apply presets, then `key.sub=value` overrides.
 
-    Files that the config of a run directory names are looked up where the original config was.
+    If the config is that of a run directory, its files are searched in the folder of the original config.
     """
     if folder is None and not isinstance(source, Config | Mapping):
         folder = original_folder(Path(source).resolve().parent)
@@ -108,9 +109,9 @@ def load_config(
 
 
 def original_folder(folder: Path) -> Path:
-    """The folder of the config from which the run in `folder` was started; `folder` itself if it holds no run."""
-    home = read_facts(folder).get("config_folder")
-    return Path(home) if isinstance(home, str) else folder
+    """The folder of the config from which the run in `folder` was started; `folder` itself if it contains no run."""
+    original = read_facts(folder).get("config_folder")
+    return Path(original) if isinstance(original, str) else folder
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -125,7 +126,7 @@ def read_run(path: Path) -> RecordedRun:
     require(isinstance(tree, dict), f"{path / CONFIG} is not a config.")
     records: list[dict[str, Any]] = []
     if lines and not lines[-1].endswith("\n"):
-        lines.pop()  # its process was killed while it wrote it
+        lines.pop()  # incomplete: the process was killed while writing this line
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
@@ -138,11 +139,14 @@ def read_run(path: Path) -> RecordedRun:
             and all(isinstance(record.get(k, 0), int) for k in ("bytes_up", "bytes_down")),
             f"{path / METRICS}, line {number} is not the record of a round.",
         )
-        before = records[-1]["round"] if records else 0
-        require(record["round"] > before, f"{path / METRICS}, line {number} is of round {record['round']} again.")
+        previous = records[-1]["round"] if records else 0
+        require(
+            record["round"] > previous,
+            f"{path / METRICS}, line {number} is round {record['round']}, which must be greater than {previous}.",
+        )
         records.append(record)
-    waiting = (
-        f"; the run that it replaces waits below it, in a folder {REPLACED}…" if any(path.glob(f"{REPLACED}*")) else ""
-    )
-    require(bool(records), f"{path} holds no finished round yet{waiting}.")
+    if not records:
+        replaced = any(path.glob(f"{REPLACED}*"))
+        hint = f"; the run that it replaces is in its subfolder {REPLACED}…" if replaced else ""
+        raise FedadcError(f"{path} has no finished round yet{hint}.")
     return RecordedRun(path, tree, records)

@@ -1,4 +1,4 @@
-"""A whole run from a config: prepare, train, record; and how it goes on after an end before its time."""
+"""Train a run from a config, record it in a run directory, and resume it after an interruption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedadc.errors import CannotResume, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
-from fedadc.runs.fingerprint import with_horizon_of
+from fedadc.runs.fingerprint import with_original_horizon
 from fedadc.runs.layout import CONFIG
 from fedadc.runs.record import load_config, record_of
 from fedadc.system.determinism import resolve_device, resolve_workers
@@ -31,7 +31,7 @@ Notes = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run leaves behind."""
+    """The result of a run."""
 
     config: Config
     history: list[dict[str, Any]]  # one record per round, as in metrics.jsonl
@@ -60,35 +60,37 @@ def run(
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> RunResult:
-    """Train by a config (a file, a mapping or a `Config`); with `out`, leave a run directory.
+    """Train from a config (a file, a mapping or a `Config`); with `out`, write a run directory.
 
-    A `preset` (or several) is laid over the config, then `key.sub=value` overrides.
-    With `resume`, go on with the run in `out` if there is one; what decides its result must be as it was.
-    With `workers`, so many processes train the clients, `auto` as many as the machine likes (see `resolve_workers`);
-    0 is this process, and the result is the same.
-    `watch` is called with the record of every round, `notes` with what one should know of the data and of how it ended.
+    A `preset` (or several) is applied to the config first, then `key.sub=value` overrides.
+    With `resume`, resume the run in `out` if there is one; the settings that determine its result must be unchanged.
+    `workers` is the number of processes that train the clients; `auto` chooses it (see `resolve_workers`), and 0 trains
+    in this process. The result does not depend on it.
+    `watch` is called with the record of every round, `notes` with messages about the data and the progress of the run.
     """
     presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
-    config, place = load_config(source, changes, presets=presets), None if out is None else Path(out)
-    require(not (resume and overwrite), "give --resume or --overwrite, not both.")
-    require(not resume or place is not None, "resume needs `out`, the run directory to go on with.")
-    first = None
-    if place is not None:
-        first = _first_config(place) if resume else None
-        if first is None and not (resume and is_unstarted(place)):
-            require_empty(place, overwrite)
+    config, path = load_config(source, changes, presets=presets), None if out is None else Path(out)
+    require(not (resume and overwrite), "use --resume or --overwrite, not both.")
+    require(not resume or path is not None, "resume needs `out`, the run directory to resume.")
+    original = None
+    if path is not None:
+        original = _original_config(path) if resume else None
+        if original is None and not (resume and is_unstarted(path)):
+            require_empty(path, overwrite)
     device = resolve_device(device)
     count = resolve_workers(workers, device, workers_per_gpu)
-    plan = prepare(config if first is None else with_horizon_of(first, config), data_dir, device, place, count)
+    if original is not None:
+        config = with_original_horizon(config, original)
+    plan = prepare(config, data_dir, device, path, count)
     for note in plan.federation.data.notes:
         notes(note)
     directory = None
-    if place is not None:
+    if path is not None:
         facts = _facts(plan, device, data_dir)
-        if first is None:
-            directory = RunDirectory.begun(place, plan, facts, overwrite)
+        if original is None:
+            directory = RunDirectory.create(path, plan, facts, overwrite)
         else:
-            directory = RunDirectory.reopened(place, plan, facts, log.warning)
+            directory = RunDirectory.reopen(path, plan, facts, log.warning)
     return execute(plan, directory, watch, notes)
 
 
@@ -103,14 +105,14 @@ def resume(
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> RunResult:
-    """Go on with the run in a directory, by its own config; `rounds=N` among the overrides prolongs it."""
-    place = Path(path)
-    require(_first_config(place) is not None, f"{place} holds no run that could go on.")
-    facts = read_facts(place)
+    """Resume the run in a directory from its own config; a larger `rounds=N` in the overrides extends it."""
+    path = Path(path)
+    require(_original_config(path) is not None, f"{path} contains no run to resume.")
+    facts = read_facts(path)
     return run(
-        place / CONFIG,
+        path / CONFIG,
         overrides,
-        out=place,
+        out=path,
         resume=True,
         data_dir=data_dir or text_of(facts, "data_dir"),
         device=device or text_of(facts, "device") or "cpu",
@@ -121,14 +123,14 @@ def resume(
     )
 
 
-def _first_config(place: Path) -> Config | None:
-    """Of the run in a directory; None where there is nothing."""
-    if is_unstarted(place):
+def _original_config(path: Path) -> Config | None:
+    """The config of the run in a directory; None if no run was started there."""
+    if is_unstarted(path):
         return None
-    if not (place / CONFIG).is_file():
-        require_empty(place, overwrite=True)  # whether it is a run at all
-        raise CannotResume(f"{place} cannot go on: it has no {CONFIG}.")
-    return load_config(place / CONFIG)
+    if not (path / CONFIG).is_file():
+        require_empty(path, overwrite=True)  # reports a folder that is no run directory at all
+        raise CannotResume(f"{path} cannot be resumed: it has no {CONFIG}.")
+    return load_config(path / CONFIG)
 
 
 def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
@@ -144,24 +146,24 @@ def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
 def execute(
     plan: Plan, directory: RunDirectory | None = None, watch: Watcher | None = None, notes: Notes = log.info
 ) -> RunResult:
-    """Train a plan, from where its directory stands."""
+    """Train a plan; with `directory`, continue after its last recorded round and write the results there."""
     config, federation = plan.config, plan.federation
     state = federation.start() if directory is None else directory.state
     history = [] if directory is None else directory.history
     log.info(
         "training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients)
     )
-    ended = bool(history) and (state.round == config.rounds or reaches(history[-1], config.stop.accuracy))
-    if ended:
-        notes(f"the run has come to its end at round {state.round}; more rounds=N prolong it")
+    done = bool(history) and (state.round == config.rounds or reaches(history[-1], config.stop.accuracy))
+    if done:
+        notes(f"the run is already finished at round {state.round}; a larger rounds=N extends it")
     elif state.round:
-        notes(f"going on after round {state.round} of {config.rounds}")
+        notes(f"resuming after round {state.round} of {config.rounds}")
     with stopping_on_signals():
         try:
-            if ended and directory is not None and not directory.evaluated:
-                directory.amend(federation.evaluator(state))
+            if done and directory is not None and not directory.last_round_evaluated:
+                directory.add_to_last_record(federation.evaluator(state))
                 history = directory.history
-            for result in () if ended else federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True):
+            for result in () if done else federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True):
                 with deferred_signals():
                     if directory is None:
                         history.append(record_of(result))
@@ -172,14 +174,12 @@ def execute(
                     watch(history[-1])
             if directory is not None:
                 directory.finish()
-        except (
-            BaseException
-        ) as reason:  # interrupted, diverged, a full disk, a bug in a user's method: what was trained is kept
+        except BaseException as reason:  # a signal, divergence, a full disk, a bug in user code: keep what was trained
             if directory is not None:
-                kept = directory.leave(reason)
-                with suppress(OSError):  # of a terminal that is gone
-                    if kept:
-                        notes(kept)
+                message = directory.save_after_interruption(reason)
+                with suppress(OSError):  # the terminal may be closed
+                    if message:
+                        notes(message)
             raise
         finally:
             federation.close()

@@ -1,4 +1,4 @@
-"""The learning rate over rounds: one file per schedule, and the table of their names."""
+"""Learning-rate schedules over rounds: one file per schedule, and their table by config name."""
 
 from fedadc.schedules.base import Constant, Schedule
 from fedadc.schedules.cosine import Cosine

@@ -1,4 +1,4 @@
-"""The learning rate over rounds. Every schedule ends at its horizon and stays there, so a run can be prolonged."""
+"""The base class of schedules. The learning rate is constant after the horizon, so a run can be extended."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fedadc.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A factor on `local.lr` per round; subclass it and write `factor`. Rounds count from 1."""
+    """A factor on `local.lr` for every round, counted from 1; subclass it and write `factor`."""
 
-    horizon: int | None = None  # rounds; None: the run's own number of rounds when it first starts
+    horizon: int | None = None  # in rounds; None: the number of rounds with which the run first starts
 
     def __post_init__(self) -> None:
         require(
@@ -20,7 +20,7 @@ class Schedule:
         )
 
     def factor(self, elapsed: int, horizon: int) -> float:
-        """The factor after so many finished rounds, at most `horizon`."""
+        """The factor after `elapsed` finished rounds, which are at most `horizon`."""
         return 1.0
 
     def __call__(self, round: int, rounds: int) -> float:

@@ -1,4 +1,4 @@
-"""Half a cosine from the first learning rate down to a share of it."""
+"""Cosine decay: half a cosine from the first learning rate down to a share of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.final <= 1, f"schedule cosine: final must lie in (0, 1], not {self.final}.")
+        require(0 < self.final <= 1, f"schedule cosine: final must be in (0, 1], not {self.final}.")
 
     def factor(self, elapsed: int, horizon: int) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * elapsed / horizon)) / 2

@@ -10,13 +10,13 @@ from fedadc.schedules.base import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Schedule):
-    """Times `gamma` after every round."""
+    """The learning rate is multiplied by `gamma` after every round."""
 
     gamma: float = 0.998
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.gamma <= 1, f"schedule exponential: gamma must lie in (0, 1], not {self.gamma}.")
+        require(0 < self.gamma <= 1, f"schedule exponential: gamma must be in (0, 1], not {self.gamma}.")
 
     def factor(self, elapsed: int, horizon: int) -> float:
         return float(self.gamma**elapsed)

@@ -1,4 +1,4 @@
-"""Steps: the learning rate is multiplied by a factor after a number of rounds."""
+"""Step decay: the learning rate is multiplied by a factor after every so many rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedadc.schedules.base import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    """Times `gamma` after every `every` rounds."""
+    """The learning rate is multiplied by `gamma` after every `every` rounds."""
 
     every: int = 100
     gamma: float = 0.1
@@ -18,7 +18,7 @@ class Step(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.every >= 1, f"schedule step: every must be at least 1, not {self.every}.")
-        require(0 < self.gamma <= 1, f"schedule step: gamma must lie in (0, 1], not {self.gamma}.")
+        require(0 < self.gamma <= 1, f"schedule step: gamma must be in (0, 1], not {self.gamma}.")
 
     def factor(self, elapsed: int, horizon: int) -> float:
         return float(self.gamma ** (elapsed // self.every))

@@ -1,4 +1,4 @@
-"""Client selection: which clients take part in a round. One file per selection, and the table of their names."""
+"""Client selection: which clients take part in a round. One module per selection, and the table of their names."""
 
 from fedadc.selections.base import Chooser, Selection
 from fedadc.selections.clusters import Clusters

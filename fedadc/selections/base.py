@@ -1,7 +1,8 @@
-"""Which clients take part in a round: from the seed and what the server knows before training, nothing else.
+"""The base class of all client selections.
 
-A selection is a frozen dataclass; `chooser` works out once what all rounds share and returns a function that draws a
-cohort. It sees neither models nor results, so the cohort of any round can be known ahead.
+A selection is a frozen dataclass. Its `chooser` does the work that all rounds share once, and returns a function that
+draws the cohort of a round. A selection uses only the seed and what the server knows before training. It sees neither
+models nor results, so the cohort of any round can be computed in advance.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import numpy as np
 from fedadc.data.dataset import Array
 from fedadc.errors import undefined
 
-Chooser = Callable[[np.random.Generator], Array]  # a generator of the round -> the numbers of its clients
+Chooser = Callable[[np.random.Generator], Array]  # the round's random generator -> the indices of its clients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Base of all selections; subclass it and write `chooser`."""
+    """Base class of all selections. Subclasses implement `chooser`."""
 
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:
-        """How cohorts of `size` of so many clients are drawn.
+        """A function that draws cohorts of `size` out of `clients` clients. It must be picklable.
 
-        The function can be pickled, as all of a federation. `label_counts()` is how many samples of each class each
-        client holds, [clients, classes]; `rng` is for what is drawn once for all rounds.
+        `label_counts()` returns the number of samples per client and class, [clients, classes]. `rng` is for random
+        choices that are made once for all rounds.
         """
         raise undefined(self, "chooser(clients, size, label_counts, rng)")

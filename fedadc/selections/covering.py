@@ -1,4 +1,4 @@
-"""Cohorts whose union of local data holds every class (section IV-E)."""
+"""Client selection by covering: the local data of a cohort together contain every class (section IV-E)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fedadc.selections.reports import KnownLabels, ReportedClasses, ReportedCoun
 from fedadc.selections.sampling import by_chain, by_rejection
 
 ADVICE = "raise cohort.size or use selection uniform"
-UNPROVEN = "which does not prove that there is none"
-OFFERS, PER_PLACE, LONGEST = 5, 100, 20_000  # steps: offers of each client, offers to each place; at most
+UNPROVEN = "which does not prove that none exists"
+PROPOSALS_PER_CLIENT, PROPOSALS_PER_SLOT, MAX_STEPS = 5, 100, 20_000  # these give the default of `steps`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Covering(Selection):
-    """A cohort whose union holds every class, uniform among all such cohorts (section IV-E)."""
+    """A cohort whose clients together hold every class, uniform among all such cohorts (section IV-E)."""
 
-    reports: Reports = "histograms"  # what clients tell the server: samples of each class, or only which they hold
-    at_least: int = 1  # samples of each class in the union
-    draws: int = 1_000_000  # of uniform cohorts, before the chains
-    chains: int = 64
-    steps: int | None = field(default=None, metadata={"default": "from clients and cohort"})  # to the first look
-    beta: float = 2.0  # at the first look, exp(-beta) is the weight of a missing class
-    looks: int = 5  # each at a larger beta, after twice as many steps
+    reports: Reports = "histograms"  # clients report their samples per class, or only which classes they hold
+    at_least: int = 1  # samples of each class that a cohort must hold in total
+    draws: int = 1_000_000  # uniform cohorts to try before the Markov chains
+    chains: int = 64  # parallel Markov chains
+    steps: int | None = field(default=None, metadata={"default": "from clients and cohort"})  # until the first look
+    beta: float = 2.0  # until the first look, every missing class multiplies a cohort's weight by exp(-beta)
+    looks: int = 5  # how often the chains are inspected; each time beta is larger and the steps are doubled
 
     def __post_init__(self) -> None:
         require(
             self.reports in ("histograms", "classes"),
-            f"selection covering: reports is histograms or classes, not {self.reports!r}.",
+            f"selection covering: reports must be histograms or classes, not {self.reports!r}.",
         )
         for name, least, most in (
             ("at_least", 1, 2**31 - 1),
@@ -51,10 +51,13 @@ class Covering(Selection):
             f"selection covering: steps must lie in 1..10^9, not {self.steps}.",
         )
         require(0 < self.beta < math.inf, f"selection covering: beta must be positive and finite, not {self.beta}.")
-        require(self.draws + self.looks > 0, "selection covering: draws and looks are both 0, which tries nothing.")
+        require(
+            self.draws + self.looks > 0,
+            "selection covering: draws and looks are both 0; at least one must be positive.",
+        )
         require(
             self.at_least == 1 or self.reports == "histograms",
-            f"selection covering: at_least {self.at_least} needs reports: histograms, not which classes clients hold.",
+            f"selection covering: at_least {self.at_least} needs reports: histograms; classes has no sample counts.",
         )
 
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:
@@ -66,27 +69,32 @@ class Covering(Selection):
         exists = None if reason else cover_exists(held, classes, size)
         if exists is False:
             reason = "a complete search found none"
-        every = "all classes" if self.at_least == 1 else f"{self.at_least} samples of every class"
-        advice = ADVICE if reason is None or not reason.startswith("no client") else "use selection uniform"
-        require(reason is None, f"no cohort of {size} clients holds {every}: {reason}; {advice}.")
+        if reason is not None:
+            needed = "all classes" if self.at_least == 1 else f"{self.at_least} samples of every class"
+            advice = "use selection uniform" if reason.startswith("no client") else ADVICE
+            raise FedadcError(f"no cohort of {size} clients holds {needed}: {reason}; {advice}.")
         if self.at_least == 1:
-            return partial(_choose, self, held, size, "though there is one" if exists else UNPROVEN)
+            return partial(_choose, self, held, size, "although one exists" if exists else UNPROVEN)
         return partial(_choose, self, ReportedCounts.of(counts, self.at_least), size, UNPROVEN)
 
     def steps_of(self, clients: int, size: int) -> int:
-        """Every client is offered to a chain some times, and every place is offered some clients."""
-        return self.steps or min(max(OFFERS * clients, PER_PLACE * size), LONGEST)
+        """The steps of each chain until the first look.
+
+        By default, every client is proposed several times, and every slot of the cohort gets many proposals.
+        """
+        return self.steps or min(max(PROPOSALS_PER_CLIENT * clients, PROPOSALS_PER_SLOT * size), MAX_STEPS)
 
 
-def _choose(rule: Covering, known: KnownLabels, size: int, doubt: str, rng: np.random.Generator) -> Array:
-    cohort = by_rejection(known, size, rule.draws, rng)
+def _choose(rule: Covering, labels: KnownLabels, size: int, existence: str, rng: np.random.Generator) -> Array:
+    """A covering cohort. `existence` says in the error message whether one is known to exist."""
+    cohort = by_rejection(labels, size, rule.draws, rng)
     if cohort is None:
-        steps = rule.steps_of(known.clients, size)
-        cohort = by_chain(known, size, rule.chains, steps, rule.beta, rule.looks, rng)
+        steps = rule.steps_of(labels.clients, size)
+        cohort = by_chain(labels, size, rule.chains, steps, rule.beta, rule.looks, rng)
     if cohort is None:
         tries = rule.draws + rule.chains * rule.looks
         raise FedadcError(
             f"selection covering: no cohort of {size} clients with every class (samples of each: {rule.at_least} or "
-            f"more) was found in {tries} tries, {doubt}; {ADVICE}."
+            f"more) was found in {tries} tries, {existence}; {ADVICE}."
         )
     return cohort

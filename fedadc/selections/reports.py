@@ -1,6 +1,7 @@
-"""What clients tell the server about their labels, and what a cohort lacks by it.
+"""What clients report to the server about their labels, and which classes a cohort lacks according to the reports.
 
-Cohorts come as columns: [size, cohorts]. What they lack comes as [cohorts, ...], all zeros where nothing is missing.
+Cohorts are passed as columns, [size, cohorts]. What they lack is returned as [cohorts, ...], all zeros for a cohort
+that lacks no class.
 """
 
 from __future__ import annotations
@@ -13,31 +14,32 @@ import numpy as np
 from fedadc.data.dataset import Array
 
 Reports = Literal["histograms", "classes"]
-ONES = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)  # set bits of a byte
+ONES = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)  # the number of set bits of each byte
 
 
 class KnownLabels(Protocol):
-    """What the server keeps of the reports."""
+    """What the server stores of the clients' reports."""
 
     @property
     def clients(self) -> int: ...
 
     @property
     def cells(self) -> int:
-        """Numbers kept of a client: what looking at one costs."""
+        """The numbers stored per client: the cost of examining one client."""
 
-    def lacking(self, cohorts: Array) -> Array: ...
+    def lacking(self, cohorts: Array) -> Array:
+        """What each cohort lacks, [cohorts, ...]."""
 
 
 @dataclass(frozen=True)
 class ReportedClasses:
-    """A bit for every class that a client does not hold, so that a union is an `and` and unused bits are zero."""
+    """One bit per client and class, set if the client lacks it. A cohort lacks the bitwise AND of its clients' bits."""
 
     lacks: Array  # uint64 [clients, words]
 
     @staticmethod
     def of(held: Array) -> ReportedClasses:
-        """From a table [clients, classes], true where a client holds a class."""
+        """From an array [clients, classes] that is true where a client holds a class."""
         octets = np.packbits(~held, axis=1)
         return ReportedClasses(np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8))).view(np.uint64))
 
@@ -55,7 +57,7 @@ class ReportedClasses:
 
 @dataclass(frozen=True)
 class ReportedCounts:
-    """Samples of each class, as far as they are needed: no more than `at_least` of one client's can matter."""
+    """Samples per client and class, capped at `at_least`, because more of them make no difference."""
 
     capped: Array  # [clients, classes]
     at_least: int
@@ -77,10 +79,10 @@ class ReportedCounts:
 
 
 def missing(lacking: Array) -> Array:
-    """How many classes each cohort lacks."""
+    """The number of classes that each cohort lacks."""
     return ones(np.ascontiguousarray(lacking))
 
 
 def ones(words: Array) -> Array:
-    """Set bits of each row."""
+    """The number of set bits in each row."""
     return np.asarray(ONES[words.view(np.uint8)].sum(axis=-1, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Covering cohorts, uniform among all of them: by rejection, and where that finds none by a Metropolis chain."""
+"""Sample uniformly among all covering cohorts: by rejection, and if that finds none, by Metropolis chains."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from fedadc.data.dataset import Array
 from fedadc.selections.reports import KnownLabels, missing
 
-FIRST, GROWTH = 64, 4  # cohorts that are drawn at once: few where most cover, then more
-CELLS = 2**19  # numbers that are looked at at once: what a core's cache holds
-LOOP = 256  # larger cohorts are drawn one by one: comparing each member with each would take longer
+FIRST_DRAWS, GROWTH = 64, 4  # cohorts drawn at once: few at first, because often most of them cover
+CELLS = 2**19  # numbers examined at once, so that they fit into the cache of a core
+MAX_VECTORIZED = 256  # larger cohorts are drawn one by one: comparing all pairs of members would take longer
 BLOCK = 256  # steps whose random numbers are drawn at once
-COLDER = 0.5  # added to beta after a look that found nothing; steps double
+BETA_INCREASE = 0.5  # added to beta after a look without a covering cohort
 
 
 def cohorts_of(clients: int, size: int, rows: int, rng: np.random.Generator) -> Array:
-    """So many independent cohorts, [size, rows], each uniform among all (Floyd's algorithm for all rows at once)."""
-    if size > LOOP:
+    """Independent uniform cohorts, [size, rows], by Floyd's algorithm, vectorized over the rows."""
+    if size > MAX_VECTORIZED:
         return np.stack([rng.choice(clients, size, replace=False, shuffle=False) for _ in range(rows)], axis=1)
     cohorts = np.empty((size, rows), dtype=np.int64)
     for j, last in enumerate(range(clients - size, clients)):
@@ -28,13 +28,13 @@ def cohorts_of(clients: int, size: int, rows: int, rng: np.random.Generator) -> 
     return cohorts
 
 
-def by_rejection(known: KnownLabels, size: int, draws: int, rng: np.random.Generator) -> Array | None:
-    """The first of so many uniform cohorts that lacks nothing."""
-    rows, largest = FIRST, max(1, CELLS // (size * known.cells))
+def by_rejection(labels: KnownLabels, size: int, draws: int, rng: np.random.Generator) -> Array | None:
+    """The first covering cohort among `draws` uniform cohorts; None if there is none."""
+    rows, max_rows = FIRST_DRAWS, max(1, CELLS // (size * labels.cells))
     while draws > 0:
-        rows = min(rows, largest, draws)
-        cohorts = cohorts_of(known.clients, size, rows, rng)
-        covering = ~known.lacking(cohorts).any(axis=1)
+        rows = min(rows, max_rows, draws)
+        cohorts = cohorts_of(labels.clients, size, rows, rng)
+        covering = ~labels.lacking(cohorts).any(axis=1)
         if covering.any():
             return cohorts[:, covering.argmax()]
         draws, rows = draws - rows, rows * GROWTH
@@ -42,56 +42,57 @@ def by_rejection(known: KnownLabels, size: int, draws: int, rng: np.random.Gener
 
 
 def acceptance(before: Array, after: Array, beta: float) -> Array:
-    """With what probability a swap is made, by the classes missing before and after it.
+    """The acceptance probability of a swap, from the number of classes missing before and after it.
 
-    Swaps are proposed as often as their reverse, so a cohort's weight in the long run is exp(-beta * missing): covering
-    cohorts are all alike.
+    A swap and its reverse are equally likely to be proposed. So the stationary weight of a cohort is
+    exp(-beta * missing), which is the same for all covering cohorts.
     """
     return np.asarray(np.exp(-beta * np.maximum(after - before, 0)))
 
 
-def swapped(cohorts: Array, places: Array, newcomers: Array) -> tuple[Array, Array]:
-    """Each cohort with a newcomer at a place, and whether that is a cohort: the newcomer was not in it already."""
+def swapped(cohorts: Array, slots: Array, newcomers: Array) -> tuple[Array, Array]:
+    """Each cohort with one slot given to a newcomer, and whether this is valid: the newcomer was not a member yet."""
     proposed = cohorts.copy()
-    proposed[places, np.arange(len(places))] = newcomers
+    proposed[slots, np.arange(len(slots))] = newcomers
     return proposed, ~(cohorts == newcomers).any(axis=0)
 
 
 def looks(
-    known: KnownLabels, size: int, chains: int, steps: int, beta: float, times: int, rng: np.random.Generator
+    labels: KnownLabels, size: int, chains: int, steps: int, beta: float, count: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array]]:
-    """Cohorts [size, chains] after fixed numbers of steps, and how many classes each lacks.
+    """The cohorts [size, chains] of Metropolis chains at `count` looks, and how many classes each cohort lacks.
 
-    Weak weights mix soon and strong ones find more. Given that it covers, a chain's state is uniform for any beta: so
-    each look may be at a stronger one, after twice as many steps. "The first covering state" would not be uniform.
+    A small beta mixes faster, and a large beta finds covering cohorts more often. Given that the state of a chain
+    covers, it is uniform for any beta. So each look may use a larger beta, after twice as many steps. The number of
+    steps until a look is fixed, because stopping at the first covering state would not be uniform.
     """
-    cohorts = cohorts_of(known.clients, size, chains, rng)
-    lacks = missing(known.lacking(cohorts))
-    for look in range(times):
-        for places, newcomers, dice in _randomness(known.clients, size, chains, steps << look, rng):
-            proposed, allowed = swapped(cohorts, places, newcomers)
-            would_lack = missing(known.lacking(proposed))
-            made = allowed & (dice < acceptance(lacks, would_lack, beta + COLDER * look))
-            cohorts, lacks = np.where(made, proposed, cohorts), np.where(made, would_lack, lacks)
+    cohorts = cohorts_of(labels.clients, size, chains, rng)
+    lacks = missing(labels.lacking(cohorts))
+    for look in range(count):
+        for slots, newcomers, uniform in _random_steps(labels.clients, size, chains, steps << look, rng):
+            proposed, valid = swapped(cohorts, slots, newcomers)
+            would_lack = missing(labels.lacking(proposed))
+            accepted = valid & (uniform < acceptance(lacks, would_lack, beta + BETA_INCREASE * look))
+            cohorts, lacks = np.where(accepted, proposed, cohorts), np.where(accepted, would_lack, lacks)
         yield cohorts, lacks
 
 
 def by_chain(
-    known: KnownLabels, size: int, chains: int, steps: int, beta: float, times: int, rng: np.random.Generator
+    labels: KnownLabels, size: int, chains: int, steps: int, beta: float, count: int, rng: np.random.Generator
 ) -> Array | None:
-    """At the first look that has one, the covering cohort of the first chain."""
-    for cohorts, lacks in looks(known, size, chains, steps, beta, times, rng):
+    """The covering cohort of the first chain that has one, at the first look with any; None after `count` looks."""
+    for cohorts, lacks in looks(labels, size, chains, steps, beta, count, rng):
         if (lacks == 0).any():
             return cohorts[:, (lacks == 0).argmax()]
     return None
 
 
-def _randomness(
+def _random_steps(
     clients: int, size: int, chains: int, steps: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """For each step of each chain: a place, a newcomer and a number of [0, 1)."""
-    for begun in range(0, steps, BLOCK):
-        shape = (min(BLOCK, steps - begun), chains)
+    """For each step, per chain: a slot of the cohort, a newcomer and a uniform number in [0, 1)."""
+    for start in range(0, steps, BLOCK):
+        shape = (min(BLOCK, steps - start), chains)
         yield from zip(
             rng.integers(size, size=shape), rng.integers(clients, size=shape), rng.random(shape), strict=True
         )

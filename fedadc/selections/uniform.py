@@ -1,4 +1,4 @@
-"""Cohorts drawn uniformly (Algorithm 1, line 2)."""
+"""Uniform client selection (Algorithm 1, line 2)."""
 
 from __future__ import annotations
 

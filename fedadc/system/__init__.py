@@ -1,1 +1,1 @@
-"""What the package needs of the machine: repeatable numbers, processes, signals, files that survive a crash."""
+"""Operating-system helpers: deterministic torch settings, processes, signals, crash-safe files, user code."""

@@ -1,4 +1,4 @@
-"""Where torch computes, and the settings under which the same config gives the same bits (docs/architecture.md)."""
+"""Torch settings that make results bit-identical (docs/architecture.md), and the choice of devices and workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedadc.system.processes import cores
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """One thread, no TF32, deterministic kernels; what was set before comes back after."""
+    """Use one thread, no TF32 and deterministic kernels; restore the previous settings afterwards."""
     threads = torch.get_num_threads()
     deterministic = torch.get_deterministic_debug_mode()
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
@@ -23,9 +23,9 @@ def deterministic() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     mkldnn: Any = torch.backends.mkldnn
     enabled = mkldnn.set_flags(True, _fp32_precision=None)[0]
-    torch.set_num_threads(1)  # two threads change the order of additions
-    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import a compiler, for a second
-    memory.fill_uninitialized_memory = False  # a safety net for kernels, at the price of a pass
+    torch.set_num_threads(1)  # more threads would change the order of additions
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import a compiler (1 s)
+    memory.fill_uninitialized_memory = False  # only a safety net for kernels, and it costs a pass over memory
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -42,43 +42,46 @@ def deterministic() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-MOST_WORKERS = 512
+MAX_WORKERS = 512
 
 
 def resolve_workers(workers: int | str, device: str, per_gpu: int = 1, gpus: int | None = None) -> int:
-    """`auto` is a worker per core, or `per_gpu` on each GPU that the device names; where that is one, this process."""
+    """The number of worker processes; 0 means that this process trains the clients itself.
+
+    `auto` is one worker per core, or `per_gpu` workers on each GPU of the device; 0 where that would be one worker.
+    """
     if workers != "auto":
-        number = str(workers)  # True is none
-        right = number.isdecimal() and int(number) <= MOST_WORKERS
-        require(right, f"workers is auto or a number from 0 (this process alone) to {MOST_WORKERS}, not {workers!r}.")
+        number = str(workers)  # as text, so that True is rejected
+        valid = number.isdecimal() and int(number) <= MAX_WORKERS
+        require(valid, f"workers must be auto or a number from 0 (no extra process) to {MAX_WORKERS}, not {workers!r}.")
         return int(number)
     require(per_gpu >= 1, f"--workers-per-gpu must be at least 1, not {per_gpu}.")
     kind, index = torch.device(device).type, torch.device(device).index
     if kind == "cpu":
-        many = cores()
+        count = cores()
     elif kind == "cuda":
-        many = per_gpu * (1 if index is not None else torch.cuda.device_count() if gpus is None else gpus)
+        count = per_gpu * (1 if index is not None else torch.cuda.device_count() if gpus is None else gpus)
     else:
-        many = 1
-    return many if many > 1 else 0
+        count = 1
+    return count if count > 1 else 0
 
 
 def device_of(worker: int, device: torch.device, gpus: int | None = None) -> torch.device:
-    """Where a worker computes: `cuda` is all GPUs in turn."""
+    """The device of a worker; with `cuda`, the workers are assigned to all GPUs in turn."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", worker % (torch.cuda.device_count() if gpus is None else gpus))
 
 
 def resolve_device(name: str) -> str:
-    """`auto` is the first GPU there is, else the CPU."""
+    """Check the name of a device; `auto` is cuda or mps if available, else cpu."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         kind = torch.device(name).type
     except RuntimeError:
         kind = ""
-    require(kind in ("cpu", "cuda", "mps"), f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
+    require(kind in ("cpu", "cuda", "mps"), f"--device must be auto, cpu, cuda, cuda:N or mps, not {name!r}.")
     require(kind != "cuda" or torch.cuda.is_available(), f"--device {name}: this machine has no CUDA device.")
     require(kind != "mps" or torch.backends.mps.is_available(), "--device mps: this machine has no MPS device.")
     return name

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written under another name, flushed to the disk, then renamed. One writer at a time."""
+"""Crash-safe files: written under a temporary name, flushed to the disk, then renamed. Also locks for folders."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedadc.errors import FedadcError
 
 log = logging.getLogger("fedadc")
 LOCK = ".lock"
-PARTIAL = ".part"  # how the name of an unfinished file ends
-FLUSHES = 16  # at a time
+PARTIAL = ".part"  # suffix of an incomplete file
+FLUSH_THREADS = 16
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """After it returns the file is there, whole, whatever happens; before, it is as it was."""
+    """Write a file atomically: a crash at any time leaves either the old file or the complete new one."""
     write_files([(path, content)])
 
 
 def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
-    """The same of many: they are flushed side by side, which a disk does in a few goes."""
+    """Write several files, each atomically. They are flushed in parallel, which a disk can combine."""
     partials: dict[Path, Path] = {}
     try:
         for path, content in files:
@@ -37,7 +37,7 @@ def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
         if len(partials) == 1:
             flush(*partials.values())
         else:
-            with ThreadPoolExecutor(FLUSHES) as pool:
+            with ThreadPoolExecutor(FLUSH_THREADS) as pool:
                 list(pool.map(flush, partials.values()))
         for path, partial in partials.items():
             partial.replace(path)
@@ -46,12 +46,12 @@ def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
     except BaseException:
         for partial in partials.values():
             with suppress(OSError):
-                partial.unlink()  # a full disk has use for the room
+                partial.unlink()  # the disk may be full: free the space
         raise
 
 
 def flush(path: Path) -> None:
-    """A file, or the renames and deletions in a folder, reach the disk."""
+    """Flush a file, or the renames and deletions in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -60,7 +60,7 @@ def flush(path: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    with suppress(OSError):  # Windows has no such thing
+    with suppress(OSError):  # Windows cannot flush a folder
         flush(folder)
 
 
@@ -70,29 +70,29 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Nobody else writes to a folder meanwhile. The lock goes with the process, however that ends."""
+    """Lock a folder for writing by this process. The lock ends with the process, even if it is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    with ExitStack() as held:
-        while not _is_ours(file := held.enter_context(path.open("w")), folder):
-            pass  # its last holder took it away between our opening and locking it
+    with ExitStack() as opened:
+        while not _lock(file := opened.enter_context(path.open("w")), folder):
+            pass  # the previous owner deleted the file after we opened and before we locked it
         try:
             yield
         finally:
-            if os.fstat(file.fileno()).st_nlink:  # else somebody has removed it, and what is there now is not ours
+            if os.fstat(file.fileno()).st_nlink:  # else the file was deleted, and a new one belongs to another process
                 path.unlink(missing_ok=True)
 
 
-def _is_ours(file: IO[str], folder: Path) -> bool:
-    """Lock a file; whether it still stands under its name."""
+def _lock(file: IO[str], folder: Path) -> bool:
+    """Lock a file; return False if it has been deleted meanwhile."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FedadcError(f"another process is writing to {folder}; wait for it or choose another --out.") from None
-    except (ImportError, OSError) as error:  # a system, or a file system, without it
-        log.warning("%s cannot be locked (%s): see to it that no other process writes to it", folder, error)
+    except (ImportError, OSError) as error:  # the operating system or the file system has no locks
+        log.warning("%s cannot be locked (%s); make sure that no other process writes to it", folder, error)
         return True
     return bool(os.fstat(file.fileno()).st_nlink)
 
@@ -102,12 +102,12 @@ def checksum(content: bytes) -> str:
 
 
 def to_safetensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Named tensors as a safetensors file."""
+    """The content of a safetensors file with these tensors."""
     from safetensors.torch import save
 
-    own = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
+    copies = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
     try:
-        content: bytes = save(own, metadata=metadata)
-    except KeyError as error:  # safetensors' way to say so
+        content: bytes = save(copies, metadata=metadata)
+    except KeyError as error:  # how safetensors reports a data type that it does not support
         raise FedadcError(f"a state of type {error} cannot be saved; use real numbers.") from None
     return content

@@ -1,7 +1,7 @@
-"""Where worker processes come from. Nothing here imports torch, so that they can get ready while this process does.
+"""How worker processes are started. This module does not import torch, so workers can load while this process does.
 
-On Linux they are forked from a server process that has imported what they need and has no threads; elsewhere each is
-spawned and imports for itself.
+On Linux, workers are forked from a server process that has imported all they need and has no threads. On other systems
+each worker is spawned and does its own imports.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pathlib import Path
 
 from fedadc.system.signals import SIGNALS
 
-# glibc gives large blocks back to the system as soon as they are free, so every step's activations begin with page
-# faults: a seventh of a CNN's time. A worker does the same over and over, so it keeps what it has once had until it is
-# idle. Its peak is no higher for that.
+# glibc returns large blocks to the system as soon as they are free, so the activations of every step cause page faults:
+# a seventh of a CNN's time. A worker repeats the same allocations, so it keeps its memory until it is idle. This does
+# not raise its peak.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else the server would import a folder `fedadc` from where the command runs
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else the server would import a folder `fedadc` in the current directory
 
 
 def context() -> BaseContext:
-    """How processes are started here."""
+    """The multiprocessing context of this system: forkserver on Linux, else spawn."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     return multiprocessing.get_context("forkserver")
 
 
 def start_process_server(*modules: str) -> None:
-    """Start the server of worker processes; it imports these modules while this process does other work."""
+    """Start the server process of the workers; it imports these modules while this process does other work."""
     start = context()
     if start.get_start_method() == "forkserver":
         from multiprocessing import forkserver
@@ -46,33 +46,33 @@ def start_process_server(*modules: str) -> None:
 
 
 def import_torch() -> None:
-    """A Ctrl-C in the middle of it would end the process by an abort in torch's own code."""
+    """Import torch with signals blocked: a Ctrl-C during the import would abort the process inside torch."""
     with blocked_interrupts(*SIGNALS):
         importlib.import_module("torch")
 
 
 @contextmanager
 def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
-    """Processes that are started meanwhile keep their memory, unless the user's environment says otherwise."""
-    fresh = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(fresh)
+    """Make processes started meanwhile keep freed memory, unless the user has set these environment variables."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in fresh:
+        for name in added:
             del os.environ[name]
 
 
 @contextmanager
 def blocked_interrupts(*signals: signal.Signals) -> Iterator[None]:
-    """A Ctrl-C (or these signals) takes effect afterwards; processes that are started meanwhile never hear of one.
+    """Delay Ctrl-C (or the given signals) until afterwards; processes started meanwhile never receive them.
 
-    It is blocked, which they inherit; if it were ignored, it would be lost to the parent, whose it is to handle.
+    The signals are blocked, which child processes inherit. If they were ignored, this process would lose them.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows, where children inherit nothing of the kind
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, where child processes inherit no signal mask
         yield
         return
-    resource_tracker.ensure_running()  # else whoever needs it meanwhile starts it, and unblocks the signal again
+    resource_tracker.ensure_running()  # if it were started meanwhile, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
     try:
         yield
@@ -81,10 +81,10 @@ def blocked_interrupts(*signals: signal.Signals) -> Iterator[None]:
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """That this process may use: by its affinity, and by the quota of its container."""
-    many = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use, by its CPU affinity and by the quota of its container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         allowed, period = quota.read_text().split()
-        return max(1, min(many, round(int(allowed) / int(period))))
+        return max(1, min(count, round(int(allowed) / int(period))))
     except (OSError, ValueError):  # no container, or "max"
-        return many
+        return count

@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals that ask a process to end: they stop a run between two of its steps, never inside one."""
+"""Ctrl-C and termination signals: they stop a run between two steps, never in the middle of one."""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the process to end."""
+    """Raised when a signal asks the process to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-class _Listener:
-    holding = 0  # how many `deferred_signals` are under way
-    waiting: int | None = None  # a signal that nobody has answered: Python drops what is raised in a destructor
+class _Handler:
+    deferring = 0  # nesting depth of `deferred_signals`
+    pending: int | None = None  # a signal that has not stopped the process yet: Python drops errors in a destructor
     last: int = signal.SIGINT
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.last = self.waiting = number
-        if not self.holding:
+        self.last = self.pending = number
+        if not self.deferring:
             raise Stopped(number)
 
 
-_listener = _Listener()
+_handler = _Handler()
 
 
 def last_signal() -> int:
-    """The last signal that asked for the end; SIGINT if Python itself dealt with it."""
-    return _listener.last
+    """The last signal that asked the process to stop; SIGINT if Python handled it itself."""
+    return _handler.last
 
 
 def ignoring_signals() -> None:
-    """From here to the end of the process, which is under way."""
+    """Ignore further signals until the process exits; called when it is already about to exit."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def stopping_on_signals() -> Iterator[None]:
-    """Raise `Stopped` where a signal asks for the end; what a user has set up for a signal, or ignores, stays his."""
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    """Raise `Stopped` when a signal asks to stop. Signals that the user handles or ignores are left alone."""
+    if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
         yield
         return
-    ours = [n for n in SIGNALS if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
-    before = {number: signal.signal(number, _listener) for number in ours}
+    unhandled = [n for n in SIGNALS if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+    before = {number: signal.signal(number, _handler) for number in unhandled}
     try:
         yield
     finally:
-        _listener.waiting = None
+        _handler.pending = None
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def deferred_signals(for_good: bool = False) -> Iterator[None]:
-    """A signal that comes meanwhile takes effect afterwards; never, if the end is under way already."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal is heard
+def deferred_signals(drop: bool = False) -> Iterator[None]:
+    """Delay signals until afterwards. With `drop`, discard them: the process is already stopping."""
+    if threading.current_thread() is not threading.main_thread():  # other threads receive no signals
         yield
         return
-    _listener.holding += 1
+    _handler.deferring += 1
     try:
         yield
     finally:
-        _listener.holding -= 1
-        number = _listener.waiting
-        if number is not None and not _listener.holding:
-            _listener.waiting = None
-            if not for_good:
+        _handler.deferring -= 1
+        number = _handler.pending
+        if number is not None and not _handler.deferring:
+            _handler.pending = None
+            if not drop:
                 raise Stopped(number)

@@ -1,4 +1,4 @@
-"""Classes and functions of the user's own, named in a config as `module:Name`."""
+"""Load user-defined classes and functions, named in a config as `module:Name`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _USER_FOLDERS: set[Path] = set()
 
 
 def load_object(name: str, folder: Path, where: str) -> Any:
-    """`module:Name`, the module being looked up in `folder` first."""
+    """Load `module:Name`; the module is searched in `folder` first. `where` is the config key, for error messages."""
     module_name, _, attribute = name.partition(":")
     try:
         module = _load_module(module_name, folder)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
-        where_to = f"there is no {module_name}.py in {folder} and no such module is installed"
-        raise FedadcError(
-            f"{where}: {where_to}." if missing == module_name else f"{where}: {module_name} needs the module {missing}."
-        ) from error
+        if missing == module_name:
+            problem = f"there is no {module_name}.py in {folder}, and no installed module has that name"
+        else:
+            problem = f"{module_name} needs the module {missing}, which was not found"
+        raise FedadcError(f"{where}: {problem}.") from error
     except Exception as error:
         raise FedadcError(
             f"{where}: importing {module_name} failed ({type(error).__name__}: {one_line(error)})."
@@ -36,17 +37,17 @@ def load_object(name: str, folder: Path, where: str) -> Any:
 
 def _load_module(name: str, folder: Path) -> types.ModuleType:
     file = (folder / f"{name.replace('.', '/')}.py").resolve()
-    known = sys.modules.get(name)
+    loaded = sys.modules.get(name)
     if not file.is_file():
         return importlib.import_module(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    _forget_modules_of_other_folders(folder)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    _unload_modules_of_other_folders(folder)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(name=name)
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(folder))  # for modules of the user's that it imports
+    sys.path.insert(0, str(folder))  # so that the module can import other modules beside it
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -58,8 +59,8 @@ def _load_module(name: str, folder: Path) -> types.ModuleType:
     return module
 
 
-def _forget_modules_of_other_folders(folder: Path) -> None:
-    """Two configs may each have a `helper.py`: what one folder's modules imported is not for another's."""
+def _unload_modules_of_other_folders(folder: Path) -> None:
+    """Unload user modules of other folders: two configs may each have a different `helper.py`."""
     _USER_FOLDERS.add(folder.resolve())
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -68,5 +69,5 @@ def _forget_modules_of_other_folders(folder: Path) -> None:
 
 
 def user_folders() -> list[str]:
-    """Folders from which a user's own classes were loaded: another process needs them to know these."""
+    """The folders from which user-defined classes were loaded; worker processes need them for their own imports."""
     return [str(folder) for folder in _USER_FOLDERS]

@@ -1,16 +1,12 @@
-"""The clients' states between rounds: values in memory, and in files once they outgrow a budget.
+"""The clients' states between rounds: in memory, and in files once they exceed a budget.
 
-A state never changes: a round makes new ones, and those of earlier rounds live on while somebody holds them, so a run
-can go on from any of them. What nobody holds is forgotten, file and all; only files that a checkpoint has asked for
-(`save_all`) are its own to delete.
+A state never changes. A round makes new ones; those of earlier rounds are kept while somebody has a handle on them, so
+a run can continue from any of them.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +17,9 @@ from typing import Any, NamedTuple
 from fedadc.errors import FedadcError, require
 from fedadc.models.vectors import State, canonical
 from fedadc.system.files import checksum, to_safetensors, write_files
+from fedadc.training.state_files import StateFolder
 
 BUCKET = 1024  # clients; a round copies the buckets it touches, so its cost does not grow with the clients
-FOLDER_PREFIX = "fedadc-states-"  # of the folder with the files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +33,20 @@ class Storage:
         require(self.memory_gb >= 0, f"storage.memory_gb must not be negative, not {self.memory_gb}.")
 
 
-class SavedState(NamedTuple):
-    """A state in a file that outlives the process."""
+class StateFile(NamedTuple):
+    """The file of a state."""
 
-    path: Path
-    checksum: str
+    folder: StateFolder
+    name: str
+    checksum: str | None = None  # only of a file that outlives the process
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path / self.name
 
 
 class StateHandle:
-    """A handle on one client's state after one round."""
+    """A reference to one client's state after one round. The store keeps the state while the handle exists."""
 
     __slots__ = ("round", "serial", "store")
 
@@ -57,16 +58,14 @@ class StateHandle:
 
 
 class Store:
-    """Keeps states until their handles are gone: the newest in memory, up to the budget, the others in files."""
+    """Keeps states while their handles exist: the newest in memory, up to the budget, the others in files."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.used = 0  # bytes in memory
         self._serial = 0
         self._memory: dict[int, tuple[State, int]] = {}  # by serial, oldest first: state and bytes
-        self._files: dict[int, Path] = {}
-        self._saved: dict[int, SavedState] = {}  # in memory or not
-        self._owner = os.getpid()  # a forked copy must not delete files
+        self._files: dict[int, StateFile] = {}  # by serial; a state may be in memory too
 
     def keep(self, state: State, round: int = 0) -> StateHandle:
         handle = self._handle(round)
@@ -75,13 +74,13 @@ class Store:
         self._memory[handle.serial] = (state, size)
         self.used += size
         while self.used > self.storage.memory_gb * 1e9:
-            self._write_oldest()
+            self._move_oldest_to_file()
         return handle
 
-    def keep_saved(self, saved: SavedState, round: int) -> StateHandle:
-        """A state that is in a file already."""
+    def keep_saved(self, file: StateFile, round: int) -> StateHandle:
+        """A handle on a state that is in a file already."""
         handle = self._handle(round)
-        self._saved[handle.serial] = saved
+        self._set_file(handle.serial, file)
         return handle
 
     def _handle(self, round: int) -> StateHandle:
@@ -93,52 +92,44 @@ class Store:
             return self._memory[handle.serial][0]
         from safetensors.torch import load
 
-        path = self._path(handle.serial)
+        path = self._files[handle.serial].path
         try:
-            return canonical(load(path.read_bytes()))  # load_file maps the file: there are only so many maps
-        except Exception as error:  # deleted, or a disk that fails
+            return canonical(
+                load(path.read_bytes())
+            )  # load_file would map it: the number of maps is limited
+        except Exception as error:  # deleted, or a disk error
             raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
 
-    def _path(self, serial: int) -> Path:
-        return self._saved[serial].path if serial in self._saved else self._files[serial]
-
-    def saved(self, handle: StateHandle) -> SavedState | None:
-        """The file that lasts of a state, if it has one."""
-        return self._saved.get(handle.serial)
+    def checksum(self, handle: StateHandle, path: Path) -> str | None:
+        """The checksum of a state that is saved under this path; None if it is not."""
+        file = self._files.get(handle.serial)
+        return file.checksum if file is not None and file.path == path else None
 
     def content(self, handle: StateHandle) -> bytes:
         """A state as a file has it."""
         in_memory = self._memory.get(handle.serial)
-        return self._path(handle.serial).read_bytes() if in_memory is None else to_safetensors(in_memory[0])
+        return self._files[handle.serial].path.read_bytes() if in_memory is None else to_safetensors(in_memory[0])
 
-    def saved_files(self, folder: Path) -> set[str]:
-        """Those in a folder that somebody's states are in."""
-        return {saved.path.name for saved in self._saved.values() if saved.path.parent == folder}
-
-    def set_saved(self, handle: StateHandle, saved: SavedState) -> None:
-        self._saved[handle.serial] = saved
-        self._drop_file(handle.serial)
+    def set_saved(self, handle: StateHandle, file: StateFile) -> None:
+        self._set_file(handle.serial, file)
 
     @cached_property
-    def _folder(self) -> Path:
-        place = self.storage.folder and Path(self.storage.folder).resolve()
-        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place)
-        weakref.finalize(self, _remove, folder, self._owner)
-        return Path(folder)
+    def _folder(self) -> StateFolder:
+        return StateFolder.make_temporary(self.storage.folder)
 
-    def _write_oldest(self) -> None:
+    def _move_oldest_to_file(self) -> None:
         serial, (state, size) = next(iter(self._memory.items()))
-        if serial not in self._saved:
+        if serial not in self._files:
             try:
-                path = self._folder / f"{serial}.safetensors"
-                path.write_bytes(to_safetensors(state))
+                file = StateFile(self._folder, f"{serial}.safetensors")
+                file.path.write_bytes(to_safetensors(state))
             except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
-                place = self.storage.folder or tempfile.gettempdir()
-                raise FedadcError(f"a client state cannot be written to {place} (storage.folder): {error}.") from error
-            if serial not in self._memory:  # its last holder went in the meantime
-                path.unlink(missing_ok=True)
+                folder = self.storage.folder or tempfile.gettempdir()
+                raise FedadcError(f"a client state cannot be written to {folder} (storage.folder): {error}.") from error
+            self._set_file(serial, file)
+            if serial not in self._memory:  # its last handle was deleted in the meantime
+                self._drop_file(serial)
                 return
-            self._files[serial] = path
         del self._memory[serial]
         self.used -= size
 
@@ -146,40 +137,40 @@ class Store:
         if serial in self._memory:
             _, size = self._memory.pop(serial)
             self.used -= size
-        self._saved.pop(serial, None)
         self._drop_file(serial)
 
+    def _set_file(self, serial: int, file: StateFile) -> None:
+        file.folder.use(file.name)
+        self._drop_file(serial)
+        self._files[serial] = file
+
     def _drop_file(self, serial: int) -> None:
-        if serial in self._files and os.getpid() == self._owner:
-            self._files.pop(serial).unlink(missing_ok=True)
+        file = self._files.pop(serial, None)
+        if file is not None:
+            file.folder.release(file.name)
 
 
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def save_all(wanted: Collection[tuple[StateHandle, Path]]) -> dict[Path, str]:
-    """See to it that states are in these files, which last; the checksum of each."""
-    marks: dict[Path, str] = {}
-    todo = []
-    for handle, path in wanted:
-        saved = handle.store.saved(handle)
-        if saved is not None and saved.path == path:
-            marks[path] = saved.checksum
+def save_states(wanted: Collection[tuple[StateHandle, str]], folder: StateFolder) -> dict[str, str]:
+    """Write states to files of these names that outlive the process; returns the checksum of each."""
+    checksums: dict[str, str] = {}
+    missing = []
+    for handle, name in wanted:
+        known = handle.store.checksum(handle, folder.path / name)
+        if known is None:
+            missing.append((handle, name))
         else:
-            todo.append((handle, path))
+            checksums[name] = known
 
     def contents() -> Iterator[tuple[Path, bytes]]:
-        for handle, path in todo:
+        for handle, name in missing:
             content = handle.store.content(handle)
-            marks[path] = checksum(content)
-            yield path, content
+            checksums[name] = checksum(content)
+            yield folder.path / name, content
 
     write_files(contents())
-    for handle, path in todo:
-        handle.store.set_saved(handle, SavedState(path, marks[path]))
-    return marks
+    for handle, name in missing:
+        handle.store.set_saved(handle, StateFile(folder, name, checksums[name]))
+    return checksums
 
 
 class ClientStates(Mapping[int, State]):

@@ -1,1 +1,1 @@
-"""What methods and objectives may see: a client's round, the server's round, a run's settings. Nothing else."""
+"""All that methods and objectives can see: a client's view, the server's view, and a run's settings."""

@@ -1,4 +1,4 @@
-"""A client's view of its round: the model, its own data, what it received, its own state. Never other clients."""
+"""A client's view of its round: the model, its own data, the received vectors and its own state; no other clients."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from fedadc.data.dataset import Array
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector
 
-TEACHER_BATCH = 256  # a frozen model's pass over a client's data is cut here; part of the result's bits
+TEACHER_BATCH = 256  # batch size of a frozen model's pass over a client's data; it affects the bits of results
 
 
 @dataclass
 class Local:
-    """All that a client can see during its round."""
+    """Everything that a client can see during its round."""
 
     model: FlatModel
     data: ClientData
-    start: Vector  # theta_t, as received
-    server: State  # the downlink vectors
-    client: State  # its own state
+    start: Vector  # theta_t, the received global model
+    server: State  # the received server vectors (the downlink), by name
+    client: State  # the client's own state
     lr: float  # η_t
-    steps: int  # H, its own
-    mean_samples: float  # of all clients: a number that the federation knows
-    rng: Callable[[str], np.random.Generator]  # purpose -> a generator of this round and client
-    step: int = 0  # τ - 1, the present one
-    batch: Batch = field(init=False)  # of the present step
-    scratch: dict[str, Vector] = field(default_factory=dict)  # a method's own, gone after the round
-    touched: Array | None = None  # the positions of this round's samples, sorted; None: all
-    _rows: dict[str, Tensor] = field(default_factory=dict)
+    steps: int  # H, the client's own number of steps
+    mean_samples: float  # the mean number of samples over all clients
+    rng: Callable[[str], np.random.Generator]  # purpose -> a generator for this round and client
+    step: int = 0  # τ - 1, the number of the current step
+    batch: Batch = field(init=False)  # the batch of the current step
+    scratch: dict[str, Vector] = field(default_factory=dict)  # a method's temporary vectors, discarded after the round
+    touched: Array | None = None  # sorted positions of the samples that this round uses; None: all
+    _rows: dict[str, Tensor] = field(default_factory=dict)  # the cache of `per_sample`
 
     @cached_property
     def class_counts(self) -> Tensor:
         return self.data.class_counts()
 
     def per_sample(self, name: str, batch: Batch, make: Callable[[Batch], Tensor]) -> Tensor:
-        """What `make` gives for a batch, a row per sample, without gradients: a frozen teacher's word, for example.
+        """The rows that `make` returns for a batch, one per sample, without gradients; e.g. predictions of a teacher.
 
-        Where nothing random changes the inputs it is made once a round for all samples that the round touches, in index
-        order, and kept under its name: a teacher costs one forward pass, whatever the number of epochs.
+        Without augmentation, the rows are computed once for all samples that the round uses, in index order, and cached
+        under `name`: a frozen teacher then costs one forward pass per round, for any number of epochs.
         """
         with torch.no_grad():
             if self.data.augment:

@@ -1,4 +1,4 @@
-"""The server's view of the round that was just trained."""
+"""The server's view of the round that its clients have just trained."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What the server knows when it updates: the round just trained."""
+    """What the server knows about the round when it updates the model."""
 
     round: int  # t, from 1
-    lr: float  # η_t, the learning rate the clients used in it
-    counted: int  # |S_t|, the uploads in the mean
-    clients: int  # N
+    lr: float  # η_t, the learning rate that the clients used
+    counted: int  # |S_t|, the number of uploads in the mean
+    clients: int  # N, the number of all clients

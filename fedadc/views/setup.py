@@ -1,4 +1,4 @@
-"""A run's settings before training, for `check` of methods and objectives."""
+"""A run's settings before training, which `check` of methods and objectives receives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedadc.views.local_work import LocalWork
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method or an objective may look at to refuse settings that make no sense for it."""
+    """The settings of a run that a method or an objective can check."""
 
     model: FlatModel
-    example: Tensor  # two inputs, as the model receives them
+    example: Tensor  # a batch of two inputs, as the model receives them
     local: LocalWork
-    client_sizes: Array  # training samples of every client
-    weighting: str  # of uploads in the mean: "uniform" or "samples"
+    client_sizes: Array  # the number of training samples of every client
+    weighting: str  # how uploads are weighted in the mean: "uniform" or "samples"
     exact_uplink: bool  # True if the server receives every delta bit for bit
-    resets_theta: bool  # True if an ensemble sets the global model back (lookahead with reset)
+    resets_theta: bool  # True if an ensemble resets the global model (lookahead with reset)

@@ -1,4 +1,4 @@
-"""Comparisons of runs written by hand, so that every figure is known."""
+"""Comparisons of runs whose records are written by hand, so that every expected value is known."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Write = Callable[..., RecordedRun]
 
 
 def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`, mappings one level deep."""
+    """`base` updated with `change`; mappings are merged one level deep."""
     return base | {k: {**base.get(k, {}), **v} if isinstance(v, dict) else v for k, v in change.items()}
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A run directory with these accuracies (None: not evaluated), read back."""
+    """Writes a run directory with these accuracies (None: not evaluated) and reads it."""
 
     def make(accuracies: Sequence[float | None], cohort: int = 2, **change: Any) -> RecordedRun:
         path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
@@ -60,13 +60,13 @@ def seeds(seed: int) -> dict[str, Any]:
     return {"seed": seed, "data": {"seed": seed}, "model": {"seed": seed}}
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- statistics ------------------------------------------------------------------------------------------------------
 
 
 def test_mean_and_deviation_over_seeds(write: Write) -> None:
     runs = [write([0.1, a], **seeds(i)) for i, a in enumerate((0.7, 0.8, 0.9))]
     (row,) = summarize(runs, target=0.5)
-    finals = [0.4, 0.45, 0.5]  # the mean of both rounds: fewer than ten were evaluated
+    finals = [0.4, 0.45, 0.5]  # the mean of both rounds, because there are fewer than ten
     assert row.value == pytest.approx(0.45) and row.std == pytest.approx(statistics.stdev(finals))
     assert row.best == pytest.approx(0.8) and row.seeds == 3 and row.reached == 3 and row.rounds_to_target == 2
 
@@ -76,7 +76,7 @@ def test_the_final_accuracy_is_the_mean_over_the_last_ten_rounds_where_evaluated
     assert row.value == pytest.approx((2 * 0.5 + 3 * 0.7) / 5) and row.std is None and row.best == pytest.approx(0.9)
 
 
-def test_a_target_that_is_given_reached_by_all_some_or_none(write: Write) -> None:
+def test_a_given_target_is_reached_by_all_some_or_no_seeds(write: Write) -> None:
     first, second = write([0.3, 0.6, 0.9], **seeds(0)), write([0.3, 0.5, 0.55], **seeds(1))
     for target, reached, rounds in ((0.3, 2, 1), (0.5, 2, 2), (0.55, 2, 2.5), (0.6, 1, 2), (0.95, 0, None)):
         (row,) = summarize([first, second], target)
@@ -91,7 +91,7 @@ def test_a_target_is_shown_as_it_was_given(write: Write) -> None:
     assert headings[3] == "rounds to 0.985"
 
 
-def test_without_a_target_it_is_nine_tenths_of_the_best(write: Write) -> None:
+def test_the_default_target_is_nine_tenths_of_the_best(write: Write) -> None:
     rows = summarize([write([0.5, 0.5]), write([0.8, 0.8], **FEDADC)])
     assert {row.target for row in rows} == {0.72}
 
@@ -126,7 +126,7 @@ def test_rows_as_json_are_the_rows(write: Write) -> None:
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1.5e6, "1.5 MB"), (2e9, "2.0 GB"), (3e12, "3000.0 GB")],
 )
-def test_bytes_for_people(count: float, text: str) -> None:
+def test_human_readable_bytes(count: float, text: str) -> None:
     assert human_bytes(count) == text
 
 
@@ -144,7 +144,7 @@ def test_groups_ignore_seeds_and_nothing_else(write: Write) -> None:
         assert len(group([same[0], write([0.5], **change)])) == 2, change
 
 
-def test_labels_tell_what_differs(write: Write) -> None:
+def test_labels_show_what_differs(write: Write) -> None:
     base = write([0.5])
     assert labels(base) == ["fedavg"]
     assert labels(base, write([0.5], **FEDADC), write([0.5], **PLUS)) == ["fedavg", "fedadc", "fedadc+"]
@@ -163,13 +163,13 @@ def test_labels_tell_what_differs(write: Write) -> None:
         ({"local": {"schedule": {"name": "cosine", "horizon": 3, "final": 0.01}}}, "cosine"),
     ],
 )
-def test_labels_tell_which_model_data_partition_and_schedule(write: Write, change: dict[str, Any], word: str) -> None:
+def test_labels_show_the_model_data_partition_and_schedule(write: Write, change: dict[str, Any], word: str) -> None:
     first, second = labels(write([0.5]), write([0.5], **change))
     assert word in second and word not in first
 
 
 def test_a_setting_that_only_one_run_names_keeps_runs_apart(write: Write) -> None:
-    """In either order: a width that is given is not the width that is left to the default."""
+    """In either order, a config that sets the width is not grouped with one that leaves it to the default."""
     given, default = write([0.5]), write([0.9])
     del default.tree["model"]["hidden"]
     for runs in ((given, default), (default, given)):
@@ -186,7 +186,7 @@ def test_one_label_for_different_settings_is_refused(write: Write) -> None:
 # --- plots -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plot_is_a_png_where_it_was_asked_for(write: Write, tmp_path: Path) -> None:
+def test_a_plot_is_a_png_at_the_given_path(write: Write, tmp_path: Path) -> None:
     runs = [write([0.1, 0.5, 0.6]), write([0.2, None, 0.6], **seeds(1)), write([0.3, 0.9], **FEDADC)]
     for metric in ("test_accuracy", "train_loss"):
         picture = tmp_path / "deep" / "er" / f"{metric}.png"
@@ -201,7 +201,7 @@ def test_a_plot_that_cannot_be_written_is_an_error(write: Write, tmp_path: Path)
         plot([run], tmp_path / "a file" / "x.png")
 
 
-def test_a_plot_is_never_written_elsewhere_than_said(write: Write, tmp_path: Path) -> None:
+def test_a_plot_is_never_written_to_another_path(write: Write, tmp_path: Path) -> None:
     run = write([0.5])
     plot([run], tmp_path / "curve")
     assert (tmp_path / "curve").is_file()
@@ -224,7 +224,7 @@ def test_a_damaged_line_is_named_by_its_number(write: Write, line: str) -> None:
 
 
 @pytest.mark.parametrize("record", ['{"round": 3, "cohort": 5}', '{"round": 3, "bytes_up": "many"}'])
-def test_a_record_of_strange_values_is_refused_or_read(write: Write, record: str) -> None:
+def test_a_record_with_wrong_types_is_refused_or_read(write: Write, record: str) -> None:
     path = write([0.5, 0.6]).path
     with (path / "metrics.jsonl").open("a") as stream:
         stream.write(record + "\n")
@@ -246,7 +246,7 @@ def test_a_record_of_strange_values_is_refused_or_read(write: Write, record: str
         ("config.yaml", b"\xff\xfe", "cannot be read"),
     ],
 )
-def test_what_is_not_a_run_is_said(write: Write, name: str, content: bytes | None, fragment: str) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(write: Write, name: str, content: bytes | None, fragment: str) -> None:
     file = write([0.5]).path / name
     file.unlink()
     if content is not None:
@@ -255,7 +255,7 @@ def test_what_is_not_a_run_is_said(write: Write, name: str, content: bytes | Non
         read_run(file.parent)
 
 
-def test_a_missing_run_is_said(tmp_path: Path) -> None:
+def test_a_missing_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedadcError, match="there is no run directory"):
         read_run(tmp_path / "missing")
 
@@ -286,20 +286,20 @@ def test_a_setting_that_some_runs_lack_keeps_them_apart(write: Write, clips: tup
      ("bytes_down", [500, 1000, 1500]), ("virtual_seconds", [40, 80, 120]), ("seconds", [2, 4, 6]),
      ("samples", [30, 60, 90])],
 )  # fmt: skip
-def test_progress_can_be_measured_by_anything_that_was_recorded(x: str, at: list[float], write: Write) -> None:
+def test_progress_can_be_measured_by_every_recorded_quantity(x: str, at: list[float], write: Write) -> None:
     run = write([0.2, 0.6, 0.9])
     assert positions(run, x) == dict(zip((1, 2, 3), at, strict=True))
     (row,) = summarize([run], 0.5, x=x)
     assert (row.x, row.x_to_target, row.rounds_to_target) == (x, at[1], 2)
 
 
-def test_what_it_took_to_the_target_is_a_mean_over_seeds_in_a_fitting_unit(write: Write) -> None:
+def test_progress_to_the_target_is_a_mean_over_seeds_in_a_readable_unit(write: Write) -> None:
     rows = summarize([write([0.2, 0.6]), write([0.6, 0.2], **seeds(1)), write([0.2, 0.2], **seeds(2))], 0.5, x="bytes")
     assert rows[0].x_to_target == (1400 + 700) / 2
     headings, (cells,) = table_rows(rows)
-    assert headings[3] == "kB of bytes up and down to 0.5" and cells[3] == "1.05 (2 of 3)"
+    assert headings[3] == "bytes up and down to 0.5 (kB)" and cells[3] == "1.05 (2 of 3)"
     headings, (cells,) = table_rows(summarize([write([0.2, 0.6])], 0.5, x="virtual_seconds"))
-    assert headings[3] == "min of virtual time to 0.5" and cells[3] == "1.33"
+    assert headings[3] == "virtual time to 0.5 (min)" and cells[3] == "1.33"
 
 
 @pytest.mark.parametrize("x", ["bytes", "virtual_seconds", "samples"])
@@ -316,7 +316,7 @@ def test_an_axis_that_is_unknown_or_was_not_recorded(write: Write) -> None:
         summarize([run], target=0.99, x="byte")
     for record in run.records:
         del record["virtual_seconds"]
-    with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
+    with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; set clock in its config"):
         summarize([run], 0.4, x="virtual_seconds")
-    with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; give it a clock"):
+    with pytest.raises(FedadcError, match="has no virtual_seconds in round 1; set clock in its config"):
         summarize([run], 0.99, x="virtual_seconds")

@@ -1,4 +1,4 @@
-"""Experiments: the same budget for all, chosen on validation data, finished runs kept."""
+"""Experiments: equal budgets, choice by validation data, finished runs are kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(trials: list[Trial], out: Path, jobs: int = 1) -> set[str]:
     return run_trials(unfinished(trials, out), out, jobs, None, lambda label, record: None)
 
 
-def test_the_best_on_validation_data_is_chosen_and_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
+def test_the_best_on_validation_data_is_chosen_and_finished_runs_are_kept(tmp_path: Path) -> None:
     plan, trials = read_experiment(written(tmp_path, SMALL))
     assert len(trials) == 2 * 2 * 2 and len({t.folder for t in trials}) == len(trials)
     failed = train(trials, tmp_path / "out", 2)
@@ -75,7 +75,7 @@ def test_an_unfinished_or_changed_run_is_trained_again(tmp_path: Path) -> None:
     train(trials, tmp_path / "out")
     metrics = tmp_path / "out" / trials[0].folder / "metrics.jsonl"
     whole = metrics.read_text()
-    metrics.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # as if it had been killed
+    metrics.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # as if the process had been killed
     train(trials, tmp_path / "out")
     again = [{**json.loads(line), "seconds": 0} for line in metrics.read_text().splitlines()]
     assert again == [{**json.loads(line), "seconds": 0} for line in whole.splitlines()]
@@ -86,7 +86,7 @@ def test_an_unfinished_or_changed_run_is_trained_again(tmp_path: Path) -> None:
     assert unfinished(trials, tmp_path / "out") == [trials[1]]
 
 
-def test_an_experiments_run_is_the_same_as_its_config_alone(tmp_path: Path) -> None:
+def test_a_run_of_an_experiment_equals_a_run_of_its_config(tmp_path: Path) -> None:
     from fedadc.runs.runner import run
 
     _, trials = read_experiment(written(tmp_path, SMALL))
@@ -95,7 +95,7 @@ def test_an_experiments_run_is_the_same_as_its_config_alone(tmp_path: Path) -> N
     assert [replace_seconds(r) for r in recorded] == [replace_seconds(r) for r in run(trials[0].config).history]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells who a process's children are")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="only Linux lists the children of a process")
 def test_no_process_outlives_a_killed_experiment(tmp_path: Path) -> None:
     written(tmp_path, {**SMALL, "base": {**SMALL["base"], "rounds": 10**6}})
     words = [sys.executable, "-m", "fedadc", "experiment", "small.yaml", "--jobs", "2"]
@@ -138,7 +138,7 @@ def replace_seconds(record: dict[str, Any]) -> dict[str, Any]:
         ({"base": {**SMALL["base"], "data": {"name": "digits", "clients": 9}}}, "has no validation data"),
         ({"base": {"rounds": 3}}, r"data is missing"),
         ({"choose_by": "validation_top5"}, r"validation_top5 is not measured by runs\.FedAvg"),
-        ({"target": 5}, "target is a share"),
+        ({"target": 5}, "target must be a share"),
         ({"rounds": 5}, "is the config of one run"),
         ({"runs": {"—": {"grid": {"local.lr": [0.1, 0.2]}}}}, "no letter or digit"),
         ({"bugdet": 3}, "did you mean 'budget'"),
@@ -155,14 +155,14 @@ def test_two_labels_never_share_a_folder(tmp_path: Path) -> None:
         read_experiment(written(tmp_path, {**SMALL, "runs": {"Fed Avg": same, "fed-avg": same}}))
 
 
-def test_a_row_that_makes_no_sense_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_an_invalid_row_is_refused_before_anything_runs(tmp_path: Path) -> None:
     tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"cohort.size": [11, 12]}}}}
     _, trials = read_experiment(written(tmp_path, tree))
     with pytest.raises(FedadcError, match=r"runs\.A: cohort\.size is 11"):
         check_rows(trials, None)
 
 
-def test_a_row_whose_settings_all_diverge_is_told_and_the_others_stand(tmp_path: Path) -> None:
+def test_a_row_whose_settings_all_diverge_is_reported_beside_the_others(tmp_path: Path) -> None:
     wild = {"set": {"local": {"lr": 1e25}}, "grid": {"local.batch_size": [4, 8]}}
     tree = {**SMALL, "seeds": [0], "runs": {"FedAvg": SMALL["runs"]["FedAvg"], "Wild": wild}}
     plan, trials = read_experiment(written(tmp_path, tree))
@@ -176,9 +176,9 @@ def test_a_folder_that_cannot_be_written_is_no_divergence(tmp_path: Path) -> Non
     place = tmp_path / "out" / trials[0].folder
     place.mkdir(parents=True)
     (place / "thesis.txt").write_text("years of work")
-    with pytest.raises(FedadcError, match=r"holds thesis\.txt"):
+    with pytest.raises(FedadcError, match=r"contains thesis\.txt"):
         train(trials, tmp_path / "out", 2)
-    assert len(unfinished(trials, tmp_path / "out")) == 1 + 2  # it, and the two that diverge: the others are trained
+    assert len(unfinished(trials, tmp_path / "out")) == 1 + 2  # this one, and the two that diverge
 
 
 def test_a_second_experiment_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_second_experiment_in_the_same_folder_is_refused(tmp_path: Path) -> No
     assert done.returncode == 2 and "another process is writing to out" in done.stderr
 
 
-def test_a_grid_may_be_over_lists(tmp_path: Path) -> None:
+def test_grid_values_may_be_lists(tmp_path: Path) -> None:
     tree = {**SMALL, "seeds": [0], "runs": {"A": {"grid": {"model.hidden": [[4], [8, 8]]}}}}
     plan, trials = read_experiment(written(tmp_path, tree))
     failed = train(trials, tmp_path / "out")
@@ -207,7 +207,7 @@ def test_a_bug_in_a_users_method_ends_only_its_own_runs(tmp_path: Path) -> None:
     _, trials = read_experiment(written(tmp_path, {**SMALL, "runs": {**SMALL["runs"], "B": buggy}}))
     with pytest.raises(FedadcError, match="ZeroDivisionError"):
         train(trials, tmp_path / "out", 2)
-    assert len(unfinished(trials, tmp_path / "out")) == 4 + 2  # its own, and the two that diverge
+    assert len(unfinished(trials, tmp_path / "out")) == 4 + 2  # the buggy ones and the two that diverge
 
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -215,7 +215,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 def test_the_shipped_experiment_is_valid_and_has_every_method() -> None:
     plan, trials = read_experiment(EXPERIMENTS / "digits.yaml")
-    personal = {"fedper", "fedrep", "fedbabu", "ditto"}  # for clients' own models, not for a global one
+    personal = {"fedper", "fedrep", "fedbabu", "ditto"}  # methods for personal models, not for a global one
     assert {type(t.config.method) for t in trials} == {METHODS[name] for name in METHODS.keys() - personal}
     assert {type(t.config.objective) for t in trials} == set(OBJECTIVES.values())
     assert plan.budget == 12 and plan.seeds == [0, 1, 2]

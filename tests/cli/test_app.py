@@ -1,4 +1,4 @@
-"""The command line, end to end: files, tables, refusals."""
+"""The command line, end to end: files, tables, error messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def commands(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
 COMMANDS = list(commands(typer.main.get_command(cli.app)))
 
 
-def test_the_commands_are_those_that_are_promised() -> None:
+def test_all_documented_commands_exist() -> None:
     promised = {"run", "demo", "compare", "experiment", "evaluate", "list", "init", "data", "data get", "data show"}
     assert promised <= {" ".join(words) for words in COMMANDS}
 
@@ -70,7 +70,7 @@ def test_version(call: Call) -> None:
     assert fine(call("--version")).strip() == fedadc.__version__
 
 
-def test_help_and_the_package_itself_do_not_load_torch() -> None:
+def test_help_and_importing_the_package_do_not_load_torch() -> None:
     code = """
 import sys, fedadc
 heavy = {"torch", "numpy", "matplotlib"}
@@ -88,14 +88,14 @@ for words in (["--help"], ["run", "--help"], ["data", "show", "--help"], ["--ver
     assert done.returncode == 0, done.stderr
 
 
-# --- the whole way ---------------------------------------------------------------------------------------------------
+# --- end to end ------------------------------------------------------------------------------------------------------
 
 
 def test_from_init_to_comparison(call: Call, tmp_path: Path) -> None:
-    """Training and comparing in processes of their own, as a user does."""
+    """`run` and `compare` in separate processes, as a user starts them."""
     assert "fedadc.yaml" in fine(call("init"))
-    told = command("run", "fedadc.yaml", "rounds=3", "--out", "runs/a", cwd=tmp_path)
-    assert "runs/a" in fine(told) and "3/3 rounds" in told.err and "s left" in told.err
+    answer = command("run", "fedadc.yaml", "rounds=3", "--out", "runs/a", cwd=tmp_path)
+    assert "runs/a" in fine(answer) and "3/3 rounds" in answer.err and "s left" in answer.err
     run = tmp_path / "runs/a"
     assert {p.name for p in run.iterdir()} == FILES
     assert [list(r) for r in records(run)] == [KEYS] * 3 and [r["round"] for r in records(run)] == [1, 2, 3]
@@ -110,15 +110,15 @@ def test_from_init_to_comparison(call: Call, tmp_path: Path) -> None:
     assert (tmp_path / "here/model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_the_starter_config_is_the_one_of_the_issue(call: Call, tmp_path: Path) -> None:
+def test_the_starter_config_has_the_specified_settings(call: Call, tmp_path: Path) -> None:
     fine(call("init", "start.yaml"))
     config = load_config(tmp_path / "start.yaml")
     assert (config.rounds, config.data.clients, config.cohort.size, config.local.steps) == (60, 50, 10, 8)
-    refused(call("init", "start.yaml"), "exists already")
+    refused(call("init", "start.yaml"), "already exists")
     refused(call("init", "no/such/folder/x.yaml"), "cannot write")
 
 
-def test_a_run_leaves_what_it_should(call: Call, tmp_path: Path) -> None:
+def test_a_run_writes_its_files_and_records(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
     run = tmp_path / "a"
     assert {p.name for p in run.iterdir()} == FILES
@@ -134,7 +134,7 @@ def test_a_run_leaves_what_it_should(call: Call, tmp_path: Path) -> None:
     assert facts["torch"] == torch.__version__ and {"python", "platform", "git", "device"} <= facts.keys()
 
 
-def test_other_people_can_read_all_files_of_a_run_alike(call: Call, tmp_path: Path) -> None:
+def test_all_files_of_a_run_have_the_same_permissions(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "rounds=1", "--out", "a"))
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert len(set(modes.values())) == 1, modes
@@ -145,7 +145,7 @@ def test_the_run_directory_is_named_after_config_and_seed(call: Call, tmp_path: 
     assert {p.name for p in (tmp_path / "runs/small-seed5").iterdir()} == FILES
 
 
-def test_same_config_same_bits_and_another_seed_others(call: Call, tmp_path: Path) -> None:
+def test_the_same_config_gives_the_same_bits_and_another_seed_others(call: Call, tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         fine(call("run", "small.yaml", "--out", name, "--seed", seed))
     a, b, c = ((tmp_path / n / "model.safetensors").read_bytes() for n in "abc")
@@ -156,7 +156,7 @@ def test_same_config_same_bits_and_another_seed_others(call: Call, tmp_path: Pat
     assert (tmp_path / "again/model.safetensors").read_bytes() == a, "the resolved config is the same run"
 
 
-def test_how_often_it_is_evaluated_changes_nothing_else(call: Call, tmp_path: Path) -> None:
+def test_the_evaluation_interval_changes_nothing_else(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "each"))
     fine(call("run", "small.yaml", "evaluate.every=2", "evaluate.metrics=[top5, per_class]", "--out", "second"))
     each, second = records(tmp_path / "each", False), records(tmp_path / "second", False)
@@ -195,7 +195,7 @@ class Net(nn.Module):
 """
 
 
-def test_the_saved_model_loads_into_ones_own_module(call: Call, tmp_path: Path) -> None:
+def test_the_saved_model_loads_into_a_users_module(call: Call, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(OWN_NET)
     fine(call("run", "small.yaml", "model={name: net:Net}", "--out", "a"))
     space: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def test_the_saved_model_loads_into_ones_own_module(call: Call, tmp_path: Path) 
     assert found["test"]["accuracy"] == right
 
 
-def test_training_goes_on_from_saved_weights(call: Call, tmp_path: Path) -> None:
+def test_training_starts_from_saved_weights(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
     fine(call("run", "small.yaml", "rounds=1", "local.lr=1e-12", "method=fedavg", "model.weights=a/model.safetensors",
               "--out", "b"))  # fmt: skip
@@ -258,10 +258,10 @@ def test_compare_groups_seeds_and_plots(call: Call, tmp_path: Path) -> None:
     refused(call("compare", "all", "--metric", "accuracy"), "test_accuracy")
     refused(call("compare", "all/fedavg-0", "absent"), "absent")
     (tmp_path / "empty").mkdir()
-    refused(call("compare", "empty"), "holds none")
+    refused(call("compare", "empty"), "contains none")
 
 
-def test_data_show_draws_who_holds_what(call: Call, tmp_path: Path) -> None:
+def test_data_show_counts_samples_per_client_and_class(call: Call, tmp_path: Path) -> None:
     found = json.loads(fine(call("data", "show", "small.yaml", "--json")))
     assert len(found["counts"]) == 10 and all(sum(n > 0 for n in row) == 2 for row in found["counts"])
     assert sum(map(sum, found["counts"])) == found["samples"]["train"] and sum(found["samples"].values()) == 1797
@@ -294,7 +294,7 @@ def test_list_shows_settings_with_their_defaults(call: Call) -> None:
     assert methods["fedadc"]["beta"] == "0.9" and methods["fedadc"]["nesterov"] == "false"
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- error messages ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_list_shows_settings_with_their_defaults(call: Call) -> None:
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else "",
 )
-def test_mistakes_are_one_sentence_and_leave_nothing_behind(
+def test_user_errors_are_one_sentence_and_write_no_files(
     call: Call, tmp_path: Path, words: list[str], fragment: str
 ) -> None:
     if "cuda:99" in words and torch.cuda.is_available():
@@ -339,20 +339,20 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(
      ["compare"], ["run", "small.yaml", "--seed", "x"], ["compare", "a", "--target", "high"]],
     ids=" ".join,
 )  # fmt: skip
-def test_wrong_usage_says_so(call: Call, tmp_path: Path, words: list[str]) -> None:
+def test_usage_errors_exit_with_2_and_write_no_files(call: Call, tmp_path: Path, words: list[str]) -> None:
     answer = call(*words)
     assert answer.code == 2 and answer.out == "" and "Traceback" not in answer.err
     assert "rror" in answer.err and [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
 
 
-def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
+def test_a_user_error_in_a_separate_process(tmp_path: Path) -> None:
     refused(command("run", "absent.yaml", cwd=tmp_path), "absent.yaml")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_stands_in_the_way_is_kept_unless_told_otherwise(call: Call, tmp_path: Path) -> None:
+def test_an_existing_run_is_replaced_only_with_overwrite(call: Call, tmp_path: Path) -> None:
     run = tmp_path / "a"
-    run.mkdir()  # an empty folder is no run
+    run.mkdir()  # an empty folder may be used
     fine(call("run", "small.yaml", "--out", "a"))
     before = contents(run)
     refused(call("run", "small.yaml", "--out", "a"), "--overwrite")
@@ -366,14 +366,14 @@ def test_a_run_that_stands_in_the_way_is_kept_unless_told_otherwise(call: Call, 
     assert contents(run) == before
 
 
-def test_what_a_killed_run_left_can_be_overwritten(call: Call, tmp_path: Path) -> None:
+def test_a_killed_run_can_be_overwritten(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "rounds=1", "--out", "a"))
     (tmp_path / "a/model.safetensors").rename(tmp_path / "a/model.safetensors.part")
     fine(call("run", "small.yaml", "rounds=1", "--out", "a", "--overwrite"))
     assert {p.name for p in (tmp_path / "a").iterdir()} == FILES
 
 
-def test_a_folder_that_may_not_be_written(call: Call, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_refused(call: Call, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
     if os.access(locked, os.W_OK):
@@ -382,7 +382,7 @@ def test_a_folder_that_may_not_be_written(call: Call, tmp_path: Path) -> None:
     refused(call("run", "small.yaml", "--out", "locked"), "cannot write")
 
 
-def test_a_diverging_run_ends_with_advice_and_keeps_its_rounds(call: Call, tmp_path: Path) -> None:
+def test_a_diverging_run_gives_advice_and_keeps_its_rounds(call: Call, tmp_path: Path) -> None:
     answer = call("run", "small.yaml", "rounds=50", "local.lr=10", "local.weight_decay=10", "--out", "a")
     assert answer.code == 2 and answer.out == ""
     last = answer.err.splitlines()[-1]
@@ -408,7 +408,7 @@ def test_an_interrupted_run_keeps_what_was_trained(tmp_path: Path) -> None:
     assert records(tmp_path / "a") and load_file(tmp_path / "a/model.safetensors")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "fedadc", "list", "methods"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
@@ -423,7 +423,7 @@ NAMES = ["fedavg", "slowmo", "fedadc-heavy-ball", "fedadc-nesterov", "fedadc+"]
 LABELS = ["FedAvg", "SlowMo", "FedADC heavy-ball", "FedADC Nesterov", "FedADC+"]
 
 
-def test_the_demo_in_short(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_demo(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.BASE, "rounds", 2)
     answer = call("demo", "--seeds", "2", "--out", "d")
     text = fine(answer)
@@ -465,8 +465,8 @@ def test_usage_errors_are_one_sentence_too(call: Any, words: tuple[str, ...], fr
     refused(call(*words), fragment)
 
 
-def test_a_reader_who_leaves_does_not_end_training(tmp_path: Path) -> None:
-    """`fedadc run ... 2>&1 | head -1`: the pipe closes after one line, the run goes on to its end."""
+def test_a_closed_pipe_does_not_stop_training(tmp_path: Path) -> None:
+    """`fedadc run ... 2>&1 | head -1`: the pipe closes after one line, but the run continues to its last round."""
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     command = f"{sys.executable} -m fedadc run small.yaml rounds=30 --out a 2>&1 | head -1"
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True, timeout=120)
@@ -477,7 +477,7 @@ def test_a_reader_who_leaves_does_not_end_training(tmp_path: Path) -> None:
     assert (tmp_path / "a/model.safetensors").exists()
 
 
-def test_what_a_loader_did_is_said_and_recorded(call: Any, tmp_path: Path) -> None:
+def test_the_notes_of_a_loader_are_printed_and_recorded(call: Any, tmp_path: Path) -> None:
     rows = "\n".join(f"{i},{'ab'[i % 2]},{i % 3}" for i in range(60))
     (tmp_path / "t.csv").write_text(f"age,kind,label\n{rows}\n")
     (tmp_path / "t.yaml").write_text(
@@ -485,19 +485,19 @@ def test_what_a_loader_did_is_said_and_recorded(call: Any, tmp_path: Path) -> No
     )
     answer = call("run", "t.yaml", "--out", "a")
     fine(answer)
-    assert "kind: text, 2 categories" in answer.err and "age reaches beyond" in answer.err
+    assert "kind: text, 2 categories" in answer.err and "age has values beyond" in answer.err
     notes = json.loads((tmp_path / "a/environment.json").read_text())["data_notes"]
     assert any("age: number, 0 to 59, not scaled" in note for note in notes)
 
 
-def test_an_old_run_comes_back_if_the_new_one_never_has_a_round(call: Call, tmp_path: Path) -> None:
+def test_the_old_run_is_restored_if_the_new_one_finishes_no_round(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
     before = contents(tmp_path / "a")
     refused(call("run", "small.yaml", "local.lr=1e25", "--out", "a", "--overwrite"), "diverged")
     assert contents(tmp_path / "a") == before
     fine(call("run", "small.yaml", "rounds=1", "--out", "a", "--overwrite"))
     assert len(records(tmp_path / "a")) == 1
-    assert {p.name for p in tmp_path.iterdir()} == {"small.yaml", "a"}  # nothing put aside is left
+    assert {p.name for p in tmp_path.iterdir()} == {"small.yaml", "a"}  # no temporary files remain
 
 
 def test_a_second_process_in_a_run_directory_is_refused(call: Call, tmp_path: Path) -> None:
@@ -508,14 +508,14 @@ def test_a_second_process_in_a_run_directory_is_refused(call: Call, tmp_path: Pa
     assert contents(tmp_path / "a") == before
 
 
-def test_compare_tells_which_runs_did_not_come_to_their_end(call: Call, tmp_path: Path) -> None:
+def test_compare_names_unfinished_runs(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
     lines = (tmp_path / "a/metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "a/metrics.jsonl").write_text("".join(lines[:2]))
     assert "a ended after 2 of 3 rounds" in call("compare", "a").err
 
 
-def test_dollars_in_a_label_are_dollars(call: Call, tmp_path: Path) -> None:
+def test_dollar_signs_in_a_label_are_not_a_formula(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", r"label='$\frac{$'", "--out", "a"))
     fine(call("compare", "a", "--plot", "c.png"))
     assert (tmp_path / "c.png").read_bytes().startswith(PNG)
@@ -524,7 +524,7 @@ def test_dollars_in_a_label_are_dollars(call: Call, tmp_path: Path) -> None:
 # --- personalize -----------------------------------------------------------------------------------------------------
 
 
-def test_personalize_prints_a_table_that_fits_and_leaves_a_folder_and_a_picture(call: Call) -> None:
+def test_personalize_prints_a_table_that_fits_and_writes_a_folder_and_a_plot(call: Call) -> None:
     call("run", "small.yaml", "label=a run with quite a long label", "--out", "a", "--workers", 0)
     call("run", "small.yaml", "method=local_only", "--out", "b", "--workers", 0)
     answer = call("personalize", "a", "b", "--regularizer", "none", "--regularizer", "prox", "--plot", "both.png")
@@ -542,7 +542,7 @@ def test_personalize_prints_a_table_that_fits_and_leaves_a_folder_and_a_picture(
     ("words", "message"),
     [
         (["nowhere"], "there is no run directory nowhere"),
-        (["a"], "a/personal is there already"),
+        (["a"], "a/personal already exists"),
         (["a", "--clients", "8-12", "--overwrite"], "there is no client 12"),
         (["a", "--lr", "nan", "--overwrite"], "lr must be positive"),
         (["a", "--data", "none.npz"], "there is no file none.npz"),
@@ -560,7 +560,7 @@ def test_personalize_refuses_in_one_sentence(call: Call, personal: Path, words: 
 
 @pytest.fixture
 def personal(call: Call, tmp_path: Path) -> Path:
-    """Runs a, with personal models, b, and one that was cut short."""
+    """A folder with three runs: a with personal models, b without, and one that is unfinished."""
     call("run", "small.yaml", "--out", "a", "rounds=1", "--workers", 0)
     shutil.copytree("a", "b")
     shutil.copytree("a", "unfinished")
@@ -569,7 +569,7 @@ def personal(call: Call, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_runs_are_compared_by_what_they_sent(call: Call, tmp_path: Path) -> None:
+def test_runs_are_compared_by_bytes_samples_and_virtual_time(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "clock={}", "communication.downlink=overlap", "--out", "a"))
     for x in ("bytes", "samples", "virtual_seconds"):
         rows = json.loads(fine(call("compare", "a", "--x", x, "--target", "0.01", "--plot", f"{x}.png", "--json")))

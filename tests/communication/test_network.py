@@ -1,4 +1,4 @@
-"""The downlinks: the same bits of training, and the bytes and seconds that they take."""
+"""Downlinks and the virtual clock: all downlinks give the same training bits; bytes and seconds are correct."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HIDDEN = {
     "fedadagrad",
     "feddyn",
     "local_only",
-}  # their server keeps a secret
+}  # their server keeps vectors that clients never receive
 
 
 def federation(method: Method, downlink: Downlink | None = None, **kw: Any) -> Federation:
@@ -77,7 +77,7 @@ def test_every_downlink_trains_with_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("downlink", [Broadcast(), Overlap()])
 @pytest.mark.parametrize("name", sorted(HIDDEN))
-def test_a_server_that_keeps_its_state_to_itself_is_refused_with_the_reason(name: str, downlink: Downlink) -> None:
+def test_a_server_with_hidden_state_is_refused_with_the_reason(name: str, downlink: Downlink) -> None:
     reason = "sends nothing" if name == "local_only" else "they are never sent .*; use pull"
     with pytest.raises(FedadcError, match=reason):
         federation(FAMOUS[name], downlink)
@@ -93,8 +93,8 @@ def test_the_reason_names_what_is_hidden() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard(FedADC):
-    """FedADC with somebody who notes down what the server is given."""
+class Recording(FedADC):
+    """FedADC that records the arguments of the server's update."""
 
     means: list[Any] = field(default_factory=list, metadata={"config": False}, compare=False)
 
@@ -105,10 +105,10 @@ class Heard(FedADC):
 
 @pytest.mark.parametrize("objective", ["cross_entropy", "ema"])
 def test_a_late_client_that_replays_the_means_has_theta_and_m_bit_for_bit(objective: str) -> None:
-    """From any round whose theta and m it has: also from the very start, of which it only has theta."""
+    """It may start from any round whose theta and m it has, or from round 1 with theta alone."""
     loss = SelfConfidence(teacher="ema") if objective == "ema" else OBJECTIVES[objective]()
     ensembles = Ensembles(ema=EMA(decay=0.5)) if objective == "ema" else Ensembles()
-    method = Heard(objective=loss, nesterov=True, beta=0.8, beta_local=0.5, server_lr=0.9)
+    method = Recording(objective=loss, nesterov=True, beta=0.8, beta_local=0.5, server_lr=0.9)
     chosen = federation(method, ensembles=ensembles)
     states = [chosen.start(), *(r.state for r in chosen.rounds(6))]
     client = Server(FedADC(**{k: getattr(method, k) for k in ("beta", "beta_local", "server_lr")}, objective=loss),
@@ -124,8 +124,8 @@ def test_a_late_client_that_replays_the_means_has_theta_and_m_bit_for_bit(object
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moody(FedADC):
-    """Its update does not depend on its arguments alone."""
+class Impure(FedADC):
+    """FedADC whose update does not depend on its arguments alone."""
 
     calls: list[int] = field(default_factory=list, metadata={"config": False}, compare=False)
 
@@ -135,10 +135,10 @@ class Moody(FedADC):
         return theta + 1e-3 * len(self.calls), server
 
 
-def test_clients_that_arrive_elsewhere_are_noticed() -> None:
-    train(Moody())
+def test_clients_whose_update_differs_are_detected() -> None:
+    train(Impure())
     with pytest.raises(FedadcError, match="gave clients another theta than the server"):
-        train(Moody(), Overlap())
+        train(Impure(), Overlap())
 
 
 VECTOR = 4 * sum(p.numel() for p in MLP((5,), 4, [6], projection=3).parameters())  # bytes
@@ -164,7 +164,7 @@ def test_the_ledger_of_overlap() -> None:
     assert any(set(a.cohort) & set(b.cohort) for a, b in pairwise(rounds))
 
 
-def test_a_client_that_was_lost_pulls_again() -> None:
+def test_a_client_that_was_dropped_pulls_again() -> None:
     rounds = train(FedADC(), Overlap(), many=12, faults=Faults(drop=0.4))
     seen = 0
     for before, result in pairwise(rounds):
@@ -183,7 +183,7 @@ def test_the_ledger_of_broadcast() -> None:
     assert {r.ledger.down["mean"] for r in train(Scaffold(), Broadcast())} == {16 * VECTOR}  # of delta and of c
 
 
-def test_clients_that_were_absent_catch_up_by_the_shorter_way() -> None:
+def test_absent_clients_catch_up_with_the_fewest_bytes() -> None:
     """An independent count, client by client, of what each has and is sent: missed means, or theta and m if less."""
     rounds = train(FedADC(), Broadcast(absent=0.5), many=14)
     has, caught = dict.fromkeys(range(8), 0), 0  # how many means each client has
@@ -214,7 +214,7 @@ def test_means_of_a_compressed_uplink_go_down_whole() -> None:
 
 
 @pytest.mark.parametrize("downlink", [Pull(), Broadcast(absent=0.3), Overlap()])
-def test_bytes_and_time_go_on_from_a_checkpoint(downlink: Downlink, tmp_path: Path) -> None:
+def test_bytes_and_time_continue_from_a_checkpoint(downlink: Downlink, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"faults": Faults(drop=0.3), "clock": Clock(down=LogNormal(median=1e3, sigma=1.0))}
     whole = train(FedADC(), downlink, many=9, **settings)
     first, second = federation(FedADC(), downlink, **settings), federation(FedADC(), downlink, **settings)
@@ -224,7 +224,7 @@ def test_bytes_and_time_go_on_from_a_checkpoint(downlink: Downlink, tmp_path: Pa
         assert a.ledger == b.ledger and a.virtual_seconds == b.virtual_seconds
 
 
-def test_a_state_of_another_scheme_is_refused() -> None:
+def test_a_state_of_another_downlink_is_refused() -> None:
     state = train(FedADC(), Broadcast())[-1].state
     with pytest.raises(FedadcError, match="another model or method"):
         federation(FedADC(), Overlap()).rounds(9, state)
@@ -246,19 +246,20 @@ def test_the_time_of_a_round_by_hand() -> None:
 
 
 THETA, M, UP, STEPS = 4000, 4000, 4000, 10  # bytes of theta, m and an upload; H
+MEAN = {"delta": torch.zeros(THETA // 4)}  # the mean of the uploads, as many bytes as theta
 
 
 def durations(downlink: Downlink, devices: Devices, server: int = M, many: int = 60) -> np.ndarray:
-    """Seconds of each round of a wire alone: two halves of the clients take part in turns, so nobody is sent twice."""
+    """Seconds of each round, by a Network alone. Two halves of the clients take turns, so all cohorts are new."""
     clients = len(devices.up)
     halves = np.split(np.arange(clients), 2)
     full = {"theta": THETA, "m": server} if server else {"theta": THETA}
-    wire = Network(downlink, devices, clients, 0, full, lambda t: halves[t % 2])
-    links, ends = wire.start(), [0.0]
+    network = Network(downlink, devices, clients, 0, full, slice(None), lambda t: halves[t % 2])
+    links, ends = network.start(), [0.0]
     for t in range(1, many + 1):
         cohort = halves[t % 2]
         steps, sent = {int(k): STEPS for k in cohort}, {int(k): {"delta": UP} for k in cohort}
-        _, links = wire.carried(t, cohort, steps, sent, THETA, links)
+        _, links = network.carry(t, cohort, steps, sent, MEAN, links)
         ends.append(float(links["now"]))
     return np.diff(ends)
 
@@ -301,13 +302,13 @@ def test_a_round_waits_for_the_slowest_that_reports() -> None:
     slow = alike(1e6)
     slow.step_seconds[0] = 7.0
     assert durations(Pull(), slow)[1::2].max() == pytest.approx(7.0 * STEPS, rel=0.1)  # 0 takes part in even rounds
-    wire = Network(Pull(), slow, 4, 0, {"theta": THETA}, lambda t: np.arange(4))
-    _, links = wire.carried(1, np.arange(4), {1: STEPS, 2: STEPS}, {1: {"delta": UP}}, THETA, wire.start())
+    network = Network(Pull(), slow, 4, 0, {"theta": THETA}, slice(None), lambda t: np.arange(4))
+    _, links = network.carry(1, np.arange(4), {1: STEPS, 2: STEPS}, {1: {"delta": UP}}, MEAN, network.start())
     assert float(links["now"]) < 10  # client 0 was dropped
 
 
 def by_hand(cohorts: list[list[int]], down: list[float]) -> list[float]:
-    """When each round of a broadcast ends: links are queues of theta once and of every mean; nought else takes time."""
+    """The end of each broadcast round: links are queues of theta once and of every mean; nothing else takes time."""
     free, now, ends = [THETA / rate for rate in down], 0.0, []
     for cohort in cohorts:
         now = max([now, *(free[k] for k in cohort)])
@@ -317,30 +318,31 @@ def by_hand(cohorts: list[list[int]], down: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("cohorts", [[[0], [3]], [[0], [1], [3], [2, 3], [0]], [[3], [0], [0], [0], [3]]])
-def test_a_broadcast_to_a_slow_link_piles_up(cohorts: list[list[int]]) -> None:
-    """Also theta's own download, of clients that are not in the first cohort."""
+def test_broadcasts_to_a_slow_link_queue_up(cohorts: list[list[int]]) -> None:
+    """This includes the download of theta by clients that are not in the first cohort."""
     down = [4000.0, 400.0, 4e6, 40.0]
     devices = Devices(np.zeros(4), np.array(down), np.full(4, 1e12), np.zeros(4))
-    wire = Network(Broadcast(), devices, 4, 0, {"theta": THETA, "m": M}, lambda t: np.array(cohorts[t - 1]))
-    links, ends = wire.start(), []
+    full = {"theta": THETA, "m": M}
+    network = Network(Broadcast(), devices, 4, 0, full, slice(None), lambda t: np.array(cohorts[t - 1]))
+    links, ends = network.start(), []
     for t, cohort in enumerate(cohorts, start=1):
         steps = dict.fromkeys(cohort, 0)
-        _, links = wire.carried(t, np.array(cohort), steps, {}, THETA, links)
+        _, links = network.carry(t, np.array(cohort), steps, {}, MEAN, links)
         ends.append(float(links["now"]))
     np.testing.assert_allclose(ends, by_hand(cohorts, down), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("downlink", "draws"), [(Pull(), 5), (Broadcast(), 5), (Overlap(), 6)])
 def test_every_cohort_is_drawn_once(downlink: Downlink, draws: int) -> None:
-    """Of rounds 1 to 5, and with overlap of the next."""
+    """The cohorts of rounds 1 to 5, and with overlap also of round 6."""
     chosen, drawn = federation(FedADC(), downlink), []
-    choose = chosen._choose
-    chosen._choose = lambda rng: drawn.append(0) or choose(rng)  # type: ignore[func-returns-value]
+    choose = chosen.select._choose
+    chosen.select._choose = lambda rng: drawn.append(0) or choose(rng)  # type: ignore[func-returns-value]
     list(chosen.rounds(5))
     assert len(drawn) == draws
 
 
-def test_the_clocks_figures_may_not_change_in_the_middle_of_a_run(tmp_path: Path) -> None:
+def test_clock_values_must_not_change_during_a_run(tmp_path: Path) -> None:
     trace = tmp_path / "sites.csv"
     line = "{},{},1000,1000,0\n"
     for step in (0.1, 0.2):
@@ -364,7 +366,7 @@ def test_the_clocks_figures_may_not_change_in_the_middle_of_a_run(tmp_path: Path
         ({"method": LocalOnly(), "communication": Communication(uplink=TopK())}, "sends nothing that"),
     ],
 )
-def test_arguments_of_the_wrong_kind_get_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+def test_arguments_of_the_wrong_type_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FedadcError, match=sentence):
         federation(**{"method": FedADC(), **settings})
 
@@ -397,7 +399,7 @@ def test_links_of_another_federation_are_refused() -> None:
         federation(FedADC(), Broadcast()).rounds(2, state)
 
 
-def test_figures_of_clients_are_drawn_once_and_from_the_seed_alone() -> None:
+def test_clock_values_are_drawn_once_and_from_the_seed_alone() -> None:
     clock = Clock(down=LogNormal(median=1e4, sigma=0.7), step_seconds=LogNormal(median=0.1, sigma=0.3))
     a, b = (federation(FedADC(), clock=clock, seed=seed).network.devices for seed in (0, 0))
     other = federation(FedAvg(), clock=clock, seed=1).network.devices
@@ -424,22 +426,22 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     [
         (TRACE.replace("latency", "delay"), "has no column latency"),
         (TRACE.replace("1,0.2", "2,0.2"), "line 2: there is no client 2"),
-        (TRACE.replace("1,0.2", "0,0.2"), "line 3: client 0 comes again"),
+        (TRACE.replace("1,0.2", "0,0.2"), "line 3: client 0 is listed twice"),
         (TRACE.replace("1,0.2", "-1,0.2"), "there is no client -1"),
-        (TRACE.replace("0.2", "quick"), "line 2 is not a client and four figures"),
-        (TRACE.replace("0.2", "nan"), "line 2: a figure is missing"),
-        (TRACE.replace("30", "0"), r"clock\.up must lie between 0\.001 and 1e\+12, but client 1 has 0"),
+        (TRACE.replace("0.2", "quick"), "line 2 must contain a client and four numbers"),
+        (TRACE.replace("0.2", "nan"), "line 2: a number is missing"),
+        (TRACE.replace("30", "0"), r"clock\.up must be between 0\.001 and 1e\+12, but client 1 has 0"),
         (
             TRACE.replace("0.1\n", "inf\n"),
-            r"clock\.latency must lie between 0 and 1e\+12, but client",
+            r"clock\.latency must be between 0 and 1e\+12, but client",
         ),
-        (TRACE.split("\n0,")[0], "has no line of client 0"),
+        (TRACE.split("\n0,")[0], "has no line for client 0"),
         ("", "has no column client"),
-        ("client,step_seconds,down,up,latency\n", "has no line of client 0"),
+        ("client,step_seconds,down,up,latency\n", "has no line for client 0"),
         ('client,"', "cannot be read"),
     ],
 )
-def test_what_is_no_trace_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
+def test_an_invalid_trace_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "sites.csv").write_text(text)
     with pytest.raises(FedadcError, match=sentence):
         read_trace(tmp_path / "sites.csv", ("0", "1"))
@@ -449,9 +451,9 @@ def test_a_trace_names_clients_as_the_data_does(tmp_path: Path) -> None:
     file = tmp_path / "sites.csv"
     file.write_text(TRACE.replace("\n1,", "\nsouth,").replace("\n0,", "\nnorth,"))
     assert read_trace(file, ("north", "south")).down.tolist() == [10, 20]
-    with pytest.raises(FedadcError, match="there is no client south; there are east, north"):
+    with pytest.raises(FedadcError, match="there is no client south; the clients are east, north"):
         read_trace(file, ("east", "north"))
-    with pytest.raises(FedadcError, match=r"clock\.trace has all figures; leave out up"):
+    with pytest.raises(FedadcError, match=r"clock\.trace already gives the values of all clients; leave out up"):
         Clock(trace=str(file), up=Fixed(value=5))
 
 
@@ -487,7 +489,7 @@ def test_samples_are_those_of_the_batches() -> None:
         (Partition, "owners", lambda kind: {"partition_by": kind(), "clients": 4}),
     ],
 )
-def test_a_class_of_ones_own_that_lacks_its_method_is_told_which(base: type, word: str, given: Any) -> None:
+def test_a_subclass_without_a_required_method_is_refused_with_its_name(base: type, word: str, given: Any) -> None:
     mine = type("Mine", (base,), {})
     with pytest.raises(FedadcError, match=f"Mine must define {word}"):
         train(FedADC(), **given(mine))

@@ -1,4 +1,4 @@
-"""What travels up: each uplink's property, and that it changes nothing else."""
+"""Uplinks: the properties of each encoding, and that nothing else depends on the uplink."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_block_larger_than_all_is_one_block() -> None:
     assert message["scale"].shape == (1,) and message["levels"].shape == (100,)
 
 
-def test_a_residual_that_overflows_is_no_finite_update() -> None:
+def test_a_residual_that_overflows_makes_the_update_not_finite() -> None:
     chosen = federation(TopK(share=0.5))
     state = chosen.start()
     full = {RESIDUAL: torch.full_like(state.theta, 1.7e308)}
@@ -78,7 +78,7 @@ def test_a_residual_that_overflows_is_no_finite_update() -> None:
     assert not report.finite
 
 
-def test_what_top_k_keeps_back_comes_later() -> None:
+def test_top_k_sends_the_residual_in_later_rounds() -> None:
     """Over rounds, all that was sent and what is still kept is the sum of all deltas; without feedback it is not."""
     deltas = torch.randn(50, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     uplink, state, sent = TopK(share=0.1), {RESIDUAL: torch.zeros(30, dtype=torch.float64)}, torch.zeros(30)
@@ -126,7 +126,7 @@ def test_eight_bits_take_zeros_and_extremes(dtype: torch.dtype) -> None:
         assert (read - delta).abs().max() <= delta.abs().max() / 127
 
 
-def test_all_entries_are_the_plain_run_and_bytes_are_what_travels() -> None:
+def test_top_k_with_all_entries_equals_full_and_bytes_are_those_of_the_messages() -> None:
     plain, whole = rounds(Full()), rounds(TopK(share=1.0))
     entries = plain[0].state.theta.numel()
     for a, b in zip(plain, whole, strict=True):
@@ -139,7 +139,7 @@ def test_all_entries_are_the_plain_run_and_bytes_are_what_travels() -> None:
     assert few.bytes_down == plain[-1].bytes_down
 
 
-def test_a_client_keeps_its_residual_until_it_is_counted() -> None:
+def test_a_residual_changes_only_if_the_upload_is_counted() -> None:
     from fedadc.training.faults import Faults
 
     taken = rounds(TopK(share=0.2), many=5, faults=Faults(drop=0.4))
@@ -153,13 +153,13 @@ def test_a_client_keeps_its_residual_until_it_is_counted() -> None:
 
 
 def test_tracked_uploads_stay_exact() -> None:
-    """SCAFFOLD's c is still the mean of all clients' c_k, whatever becomes of delta."""
+    """SCAFFOLD's c is the mean of all clients' c_k, also if delta is compressed."""
     last = rounds(TopK(share=0.1), Scaffold(), many=6)[-1].state
     mean = sum(state["c"] for state in last.clients.values()) / 6
     torch.testing.assert_close(last.server["c"], mean, rtol=0, atol=1e-12)
 
 
-def test_feddyn_takes_its_h_from_delta_so_it_wants_all_of_it() -> None:
+def test_feddyn_needs_the_full_uplink_because_h_is_computed_from_delta() -> None:
     with pytest.raises(FedadcError, match=r"communication\.uplink to full"):
         federation(TopK(share=0.5), FedDyn())
 

@@ -1,4 +1,4 @@
-"""The config: what it accepts, what it fills in, what it refuses and with which words."""
+"""The config: accepted values, defaults, and the messages with which invalid values are rejected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def changed(path: str, value: Any, base: dict[str, Any] | None = None) -> dict[s
 
 
 def refusal(source: Any, overrides: tuple[str, ...] = (), build: bool = True) -> str:
-    """The one sentence with which a config is refused."""
+    """The one-sentence error message for an invalid config."""
     with pytest.raises(FedadcError) as caught:
         config = load_config(source, overrides)
         if build:
@@ -64,7 +64,7 @@ def file_of(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-# --- what it accepts and fills in ------------------------------------------------------------------------------------
+# --- accepted values and defaults ------------------------------------------------------------------------------------
 
 
 def test_the_config_of_the_readme_means_what_it_says(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_prepared_config_is_complete_and_stays_the_same(tmp_path: Path) -> Non
 
 
 def test_a_prepared_config_names_the_settings_of_the_model() -> None:
-    """Else two runs with different widths cannot be told apart by what they recorded."""
+    """Otherwise the records of two runs with different widths could not be distinguished."""
     tree = prepare(load_config(changed("model", {"name": "mlp"}))).config.tree()
     assert list(tree["model"]["hidden"]) == [64, 64]
 
@@ -273,7 +273,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("cohort", 10, "cohort must be a mapping"),
     ("method", ["fedavg"], "method must be a name"),
     ("method", {"beta": 0.9}, "method.name is missing"),
-    ("method.name", 3, "method.name must be a text"),
+    ("method.name", 3, "method.name must be a string"),
     ("model.hidden", 64, "model.hidden"),
     ("model.hidden", [64, "a"], "model.hidden[1]"),
     ("model.hidden", [True], "model.hidden[0]"),
@@ -282,8 +282,8 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     # values
     ("rounds", 0, "rounds must be at least 1"),
     ("rounds", -1, "rounds must be at least 1"),
-    ("seed", -1, "seed must lie"),
-    ("seed", 2**63, "seed must lie"),
+    ("seed", -1, "seed must be in 0..2^63-1"),
+    ("seed", 2**63, "seed must be in 0..2^63-1"),
     ("data.clients", 0, "data.clients must be at least 1"),
     ("data.clients", 10**18, "only 1438 samples"),
     ("data.clients", 1, "2 blocks, fewer than the 10 classes"),
@@ -309,12 +309,12 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("model.classes", 3, "comes from the data"),
     ("model", {"name": "cnn"}, "at least 16×16"),
     ("model.weights", "missing.safetensors", "missing.safetensors"),
-    ("method.beta", 1.5, "beta must lie in [0, 1)"),
-    ("method.beta", NAN, "beta must lie in [0, 1)"),
-    ("method.beta_local", -0.1, "beta_local must lie in [0, 1)"),
+    ("method.beta", 1.5, "beta must be in [0, 1)"),
+    ("method.beta", NAN, "beta must be in [0, 1)"),
+    ("method.beta_local", -0.1, "beta_local must be in [0, 1)"),
     ("method.server_lr", 0, "server_lr must be positive"),
-    ("objective", {"name": "self_confidence", "lam": 1.1}, "lam must lie in [0, 1]"),
-    ("objective", {"name": "self_confidence", "tau": 0}, "tau must lie between"),
+    ("objective", {"name": "self_confidence", "lam": 1.1}, "lam must be in [0, 1]"),
+    ("objective", {"name": "self_confidence", "tau": 0}, "tau must be between"),
     ("objective", {"name": "self_confidence", "teacher": "me"}, "teacher"),
     ("local.lr", NAN, "local.lr must be positive"),
     ("local.lr", math.inf, "local.lr must be positive"),
@@ -322,17 +322,17 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("local.epochs", 2, "local.steps or local.epochs, not both"),
     ("local.steps", 0, "local.steps must be at least 1"),
     ("local.batch_size", 0, "local.batch_size must be at least 1"),
-    ("local.momentum", 1, "local.momentum must lie in [0, 1)"),
+    ("local.momentum", 1, "local.momentum must be in [0, 1)"),
     ("local.weight_decay", -1, "local.weight_decay"),
     ("local.clip", 0, "local.clip must be positive"),
     ("local.schedule", {"name": "cosine", "horizon": 0}, "horizon must be at least 1"),
-    ("local.schedule", {"name": "step", "gamma": 2}, "gamma must lie in (0, 1]"),
+    ("local.schedule", {"name": "step", "gamma": 2}, "gamma must be in (0, 1]"),
     ("cohort.size", 51, "only 50 clients"),
     ("cohort.size", 0, "cohort.size must be at least 1"),
     ("cohort", {"ratio": 1.5}, "cohort.ratio must lie in (0, 1]"),
     ("cohort.ratio", 0.5, "cohort.size or cohort.ratio, not both"),
     ("evaluate.every", 0, "evaluate.every must be at least 1"),
-    ("stop", {"accuracy": 95}, "stop.accuracy must lie in (0, 1]"),
+    ("stop", {"accuracy": 95}, "stop.accuracy must be in (0, 1]"),
 ]
 
 
@@ -364,7 +364,7 @@ def test_a_local_momentum_beside_a_momentum_of_the_method_is_refused() -> None:
     ],
 )
 def test_absurd_values_are_refused_too(path: str, value: Any) -> None:
-    """Before training, for a refusal writes nothing. Values that torch, NumPy or the system cannot hold."""
+    """Values that torch, NumPy or the operating system cannot handle are rejected before training."""
     tree = changed(path, value)
     if path == "local.epochs":
         del tree["local"]["steps"]
@@ -373,7 +373,7 @@ def test_absurd_values_are_refused_too(path: str, value: Any) -> None:
     refusal(tree)
 
 
-def test_a_horizon_beyond_all_numbers_is_refused_or_works() -> None:
+def test_a_horizon_larger_than_any_float_is_rejected_or_works() -> None:
     tree = {**changed("local.schedule", "cosine"), "rounds": 10**400}
     try:
         federation = prepare(load_config(tree)).federation
@@ -386,8 +386,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("empty", "", "must be a mapping"),
     ("only a comment", "# nothing\n", "must be a mapping"),
     ("a list", "- a\n", "must be a mapping"),
-    ("a key twice", README + "rounds: 3\n", "'rounds' stands twice"),
-    ("a key twice below", README.replace("{size: 10}", "{size: 10, size: 3}"), "'size' stands twice"),
+    ("a key twice", README + "rounds: 3\n", "'rounds' appears twice"),
+    ("a key twice below", README.replace("{size: 10}", "{size: 10, size: 3}"), "'size' appears twice"),
     ("a tab", "rounds: 3\n\tdata: x\n", "line 2 is not valid YAML"),
     ("an open bracket", "rounds: [3\n", "is not valid YAML"),
     ("two documents", "rounds: 3\n---\nrounds: 4\n", "line 2 is not valid YAML"),
@@ -400,12 +400,12 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("an impossible date", "rounds: 2020-13-45\n", "is not valid YAML"),
     ("too many digits", "rounds: " + "9" * 5000, "config.yaml"),
     ("too many hexadecimal digits", README.replace("60", "0x" + "F" * 5000), "rounds"),
-    ("an integer of nothing", README.replace("60", '!!int ""'), "is not valid YAML"),
-    ("a float of nothing", README.replace("0.1", '!!float ""'), "is not valid YAML"),
-    ("a truth that is none", README.replace("true", "!!bool x"), "is not valid YAML"),
-    ("a date that is none", README.replace("60", "!!timestamp x"), "is not valid YAML"),
+    ("an empty integer", README.replace("60", '!!int ""'), "is not valid YAML"),
+    ("an empty float", README.replace("0.1", '!!float ""'), "is not valid YAML"),
+    ("an invalid boolean", README.replace("true", "!!bool x"), "is not valid YAML"),
+    ("an invalid date", README.replace("60", "!!timestamp x"), "is not valid YAML"),
     ("a date as key", README.replace("60", "{2020-01-01: 3}"), "rounds"),
-    ("a list in itself", README.replace("60", "&a [*a]"), "expands to more than"),
+    ("a list that contains itself", README.replace("60", "&a [*a]"), "expands to more than"),
     ("an unknown key that is a number", README + "3: 4\n", "key '3' is unknown"),
     ("half a surrogate", README + 'label: "\\ud800"\n', "label"),
 ]
@@ -417,7 +417,7 @@ def test_bad_files_are_refused_with_the_reason(tmp_path: Path, text: str | bytes
 
 
 def test_aliases_do_not_multiply_without_end(tmp_path: Path) -> None:
-    """A file of a kilobyte that stands for 10^20 numbers is refused, not spelled out."""
+    """A file of one kilobyte whose aliases stand for 10^20 numbers is rejected without expanding it."""
     resource = pytest.importorskip("resource")
     levels = "".join(f"  - &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 20))
     text = f"rounds:\n  - &l0 [{', '.join('0' * 10)}]\n{levels}data: {{name: digits}}\nmodel: {{name: mlp}}\n"
@@ -437,13 +437,13 @@ def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["rounds", "data", "model"])
-def test_what_is_required_is_said(key: str) -> None:
+def test_missing_required_keys_are_named(key: str) -> None:
     tree = yaml.safe_load(README)
     del tree[key]
     assert f"{key} is missing" in refusal(tree)
 
 
-# --- a user's own classes --------------------------------------------------------------------------------------------
+# --- user-defined classes --------------------------------------------------------------------------------------------
 
 OWN = """
 from dataclasses import dataclass
@@ -505,7 +505,7 @@ class Picky(Method):
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A config beside a file of the user's own classes."""
+    """A config in the same folder as a file with user-defined classes."""
     (tmp_path / "mine.py").write_text(OWN.replace("GAIN", "0.0"))
     (tmp_path / "typo.py").write_text("import there_is_no_such_module\n")
     (tmp_path / "crash.py").write_text("1 / 0\n")

@@ -1,4 +1,4 @@
-"""Whatever stands in a config: it works, or one sentence says why not. No other exception leaves the package."""
+"""Any config works or is rejected with a FedadcError of one sentence; no other exception is raised."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def nodes(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from nodes(value, (*at, key))
 
 
-def of_the_same_kind(value: Any) -> st.SearchStrategy[Any]:
-    """Values of a node's own type, so that a config gets as far as the data and the model."""
+def values_of_the_same_type(value: Any) -> st.SearchStrategy[Any]:
+    """Values of the same type as a node, so that the config passes the type checks and more code is reached."""
     if isinstance(value, bool):
         return st.booleans()
     if isinstance(value, int):
@@ -73,7 +73,7 @@ def of_the_same_kind(value: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def mutated(draw: st.DrawFn, of_a_kind: bool = False) -> dict[str, Any]:
+def mutated(draw: st.DrawFn, keep_types: bool = False) -> dict[str, Any]:
     """A valid config with up to three nodes replaced, deleted or added."""
     tree = copy.deepcopy(VALID)
     for _ in range(draw(st.integers(1, 3))):
@@ -86,7 +86,7 @@ def mutated(draw: st.DrawFn, of_a_kind: bool = False) -> dict[str, Any]:
             node = node[key]
         what = draw(st.sampled_from(["replace", "replace", "delete", "add"]))
         if what == "replace":
-            node[last] = draw(of_the_same_kind(node[last]) if of_a_kind else values)
+            node[last] = draw(values_of_the_same_type(node[last]) if keep_types else values)
         elif what == "delete":
             del node[last]
         elif isinstance(node, dict):
@@ -94,7 +94,7 @@ def mutated(draw: st.DrawFn, of_a_kind: bool = False) -> dict[str, Any]:
     return tree
 
 
-def sentence(error: FedadcError) -> None:
+def check_message(error: FedadcError) -> None:
     assert str(error).strip() and "Traceback" not in str(error)
 
 
@@ -107,20 +107,20 @@ def test_any_tree_loads_or_is_refused(tree: dict[str, Any]) -> None:
     try:
         config = load_config(tree)
     except FedadcError as error:
-        sentence(error)
+        check_message(error)
     else:
         assert load_config(config.tree(), folder=config.folder) == config or "nan" in before
     assert repr(tree) == before, "a caller's mapping is not changed"
 
 
 def modest(config: Any) -> bool:
-    """Nothing that asks for much memory: huge widths are tested by name in test_config."""
+    """True if the config needs little memory; huge widths are tested in test_config.py."""
     numbers = [v for o in config.model.options.values() for v in (o if isinstance(o, list) else [o])]
     small = all(not isinstance(n, int | float) or abs(n) <= 64 or abs(n) >= 1e15 or n != n for n in numbers)
     return small and config.data.augment.crop <= 12
 
 
-@given(mutated(of_a_kind=True))
+@given(mutated(keep_types=True))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @example({**VALID, "model": {"name": "mlp", "hidden": [10**30]}})
 @example({**VALID, "model": {"name": "mlp", "hidden": {"a": [None]}}})
@@ -133,7 +133,7 @@ def test_any_config_that_loads_can_be_prepared_or_is_refused(tree: dict[str, Any
             again = prepare(config).config
             assert load_config(again.tree()) == again or "nan" in repr(tree)
     except FedadcError as error:
-        sentence(error)
+        check_message(error)
 
 
 TEXT = st.text(max_size=60) | st.text(alphabet=" \n\t-:{}[],&*!|>'\"#%@`?~0.1e_+abtrn<=", max_size=60)
@@ -149,7 +149,7 @@ def test_any_text_loads_or_is_refused(text: str) -> None:
         try:
             load_config(path)
         except FedadcError as error:
-            sentence(error)
+            check_message(error)
 
 
 PIECES = st.sampled_from(
@@ -225,7 +225,7 @@ def test_any_pieces_of_yaml_load_or_are_refused(text: str) -> None:
         try:
             load()
         except FedadcError as error:
-            sentence(error)
+            check_message(error)
             assert str(error).isprintable() and len(str(error)) < 2100
 
 
@@ -251,4 +251,4 @@ def test_any_override_works_or_is_refused(overrides: list[str]) -> None:
     try:
         load_config(VALID, overrides)
     except FedadcError as error:
-        sentence(error)
+        check_message(error)

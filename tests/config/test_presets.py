@@ -1,4 +1,4 @@
-"""Presets: the paper's settings, laid over a config and under its overrides."""
+"""Presets: the paper's settings, merged over a config; overrides are applied after them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_every_preset_trains(preset: str) -> None:
             assert tree[node][key] == value, f"{node}.{key}"
 
 
-def test_a_preset_replaces_what_has_a_name_and_keeps_the_rest() -> None:
+def test_a_preset_replaces_nodes_with_a_name_and_merges_the_others() -> None:
     config = load_config(BASE, presets=["moon"])
     assert config.method == FedAvg() and config.objective == ModelContrast(mu=5.0)
     assert config.model.name == "mlp" and config.model.options == {"hidden": [8], "projection": 256}
     assert (config.local.lr, config.local.weight_decay, config.local.momentum) == (0.01, 1e-5, 0.9)
     assert (config.local.steps, config.local.batch_size) == (2, 8)
-    assert load_config(BASE, presets=["fedadc"]).local.weight_decay == 4e-4  # the paper gives this one none of its own
+    assert load_config(BASE, presets=["fedadc"]).local.weight_decay == 4e-4  # the paper gives no weight decay for it
 
 
 def test_overrides_come_after_presets_and_later_presets_after_earlier() -> None:
@@ -51,7 +51,7 @@ def test_overrides_come_after_presets_and_later_presets_after_earlier() -> None:
 
 MOMENTUM = {"method.beta": {0.6, 0.7, 0.8, 0.9}, "method.server_lr": {1.0}}
 LR = {0.1, 0.05, 0.03}
-PAPER: dict[str, dict[str, set[Any]]] = {  # section IV-A and IV-B: what may stand where
+PAPER: dict[str, dict[str, set[Any]]] = {  # sections IV-A and IV-B: the allowed values
     "fedavg": {"local.momentum": {0.0}},
     "fedavg-momentum": {"local.momentum": {0.9}},
     "slowmo": MOMENTUM,
@@ -68,7 +68,7 @@ PAPER: dict[str, dict[str, set[Any]]] = {  # section IV-A and IV-B: what may sta
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_papers_own_figures(name: str) -> None:
+def test_presets_have_values_from_the_paper(name: str) -> None:
     for key, allowed in {"local.lr": LR, **PAPER[name]}.items():
         node, setting = key.split(".")
         assert PRESETS[name].tree[node][setting] in allowed, key

@@ -88,7 +88,7 @@ def test_natural_clients_keep_a_sample_and_their_own_samples(
     try:
         split = hold_out(numbered(labels, owners), share, "test", 0)
     except FedadcError as error:
-        assert "raise it" in str(error)  # nothing was left to hold out
+        assert "increase it" in str(error)  # nothing was left to hold out
         return
     assert set(split.owners.tolist()) == set(owners.tolist())
     assert split.owners.tolist() == owners[numbers(split.train)].tolist()
@@ -97,12 +97,12 @@ def test_natural_clients_keep_a_sample_and_their_own_samples(
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_a_share_outside_0_and_1_is_refused(share: float) -> None:
-    with pytest.raises(FedadcError, match=r"data.validation as a share must lie between 0 and 1"):
+    with pytest.raises(FedadcError, match=r"data.validation as a share must be between 0 and 1"):
         hold_out(numbered(np.arange(10) % 2), share, "validation", 0)
 
 
 def test_a_share_too_small_for_any_sample_is_refused() -> None:
-    with pytest.raises(FedadcError, match=r"share of 0.01 of 10 samples is empty; raise it"):
+    with pytest.raises(FedadcError, match=r"share of 0.01 of 10 samples is empty; increase it"):
         hold_out(numbered(np.arange(10) % 2), 0.01, "test", 0)
 
 

@@ -177,10 +177,10 @@ def test_repeated_death_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_p
             (tmp_path / "m").touch()
 
     with pytest.raises(FedadcError, match="worker processes died one after another"):
-        execute(plan, RunDirectory.begun(tmp_path / "a", plan, {}), watch, said.append)
-    assert "stands at round 3 of 6; `fedadc resume" in said[-1]
+        execute(plan, RunDirectory.create(tmp_path / "a", plan, {}), watch, said.append)
+    assert "is saved at round 3 of 6; resume it with `fedadc resume" in said[-1]
     (tmp_path / "m").unlink()
-    assert len(execute(plan, RunDirectory.reopened(tmp_path / "a", plan, {}, said.append)).history) == 6
+    assert len(execute(plan, RunDirectory.reopen(tmp_path / "a", plan, {}, said.append)).history) == 6
 
 
 def test_the_server_of_the_workers_may_die_too() -> None:

@@ -58,7 +58,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nobody(long_run: tuple[subprocess.Popen[
     printed = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert re.search(
-        rf"{out} stands at round \d+ of 100000; `fedadc resume {out}` goes on .*\ninterrupted\.\n$", printed
+        rf"{out} is saved at round \d+ of 100000; resume it with `fedadc resume {out}`.*\ninterrupted\.\n$", printed
     )
     assert "Traceback" not in printed
     assert (out / "model.safetensors").is_file()
@@ -134,7 +134,7 @@ def test_who_finishes_first_changes_nothing() -> None:
 def test_spawned_workers_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS and Windows, where nothing is forked."""
     alone = theta_of(FedAvg(), 0)
-    monkeypatch.setattr("fedadc.engines.workers.context", lambda: multiprocessing.get_context("spawn"))
+    monkeypatch.setattr("fedadc.engines.pool.context", lambda: multiprocessing.get_context("spawn"))
     assert torch.equal(theta_of(FedAvg(), 2), alone)
 
 

@@ -29,10 +29,10 @@ from fedadc.models import MLP
 from fedadc.models.flat import FlatModel
 from fedadc.runs.record import record_of
 from fedadc.runs.runner import run
-from fedadc.training.client_states import FOLDER_PREFIX as STATES
 from fedadc.training.client_states import ClientStates, Storage, Store
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.state import Metrics, Round, RunState
+from fedadc.training.state_files import FOLDER_PREFIX as STATES
 from fedadc.views.local_work import LocalWork
 
 ALL = Evaluation(metrics=EXTRA_METRICS, batch_size=37)

@@ -1,4 +1,4 @@
-"""Answers known without the library: optima from the normal equations, and rounds small enough for a napkin."""
+"""Methods and objectives against results derived by hand: optima from normal equations, and single rounds."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def optimum(weight_decay: float, weights: np.ndarray | None = None) -> np.ndarra
 
 
 def fixed_point(weight_decay: float, steps: int, mu: float = 0.0) -> np.ndarray:
-    """Where FedProx comes to rest; FedAvg at mu = 0.
+    """The point to which FedProx converges; FedAvg at mu = 0.
 
     In steps of gradient A_k theta - B_k + mu (theta - theta_t) the gradient shrinks by I - lr M_k each time, with
     M_k = A_k + mu I, so that a round moves a client by -P_k (A_k theta_t - B_k), P_k = lr sum_{j<H} (I - lr M_k)^j. The
-    mean stands still where sum_k P_k (A_k theta - B_k) = 0: the optimum if all P_k are equal, as for H = 1.
+    mean does not move where sum_k P_k (A_k theta - B_k) = 0: the optimum if all P_k are equal, as for H = 1.
     """
     a, b = normal_equations(weight_decay)
     one = np.eye(FEATURES + 1)
@@ -145,9 +145,9 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 def test_drift_free_methods_reach_the_optimum_of_the_unweighted_mean(
     method: Method, cohort: int, weight_decay: float
 ) -> None:
-    """FedDyn at rest: h_k stands still, so theta_k = theta_t and grad f_k = h_k; theta does, so h = mean h_k = 0.
+    """FedDyn converged: h_k is constant, so theta_k = theta_t and grad f_k = h_k; so is theta, so h = mean h_k = 0.
 
-    SCAFFOLD at rest: c_k = grad f_k(theta), and every step goes along c = mean c_k, which must be 0.
+    SCAFFOLD converged: c_k = grad f_k(theta), and every step goes along c = mean c_k, which must be 0.
     """
     models = quadratics(method, weight_decay, cohort)
     assert set(models) == ({"mean", "server"} if isinstance(method, FedDyn) else {"global"})
@@ -159,8 +159,8 @@ def test_drift_free_methods_reach_the_optimum_of_the_unweighted_mean(
 def test_feddyn_by_size_reaches_the_optimum_of_the_mean_weighted_by_samples(cohort: int) -> None:
     """h_k sums alpha_k times its client's deltas, h sums alpha/N times all: h = (1/N) sum_k (alpha/alpha_k) h_k.
 
-    With alpha/alpha_k = n_k / mean(n) this is sum_k n_k h_k / sum_k n_k. At rest h = 0 and h_k = grad f_k as above: the
-    mean of the gradients weighted by samples is zero.
+    With alpha/alpha_k = n_k / mean(n) this is sum_k n_k h_k / sum_k n_k. Converged, h = 0 and h_k = grad f_k as above:
+    the mean of the gradients weighted by samples is zero.
     """
     weighted = optimum(0.1, SIZES)
     for model in quadratics(FedDyn(alpha=2.0, alpha_by_size=True), 0.1, cohort).values():
@@ -170,7 +170,7 @@ def test_feddyn_by_size_reaches_the_optimum_of_the_mean_weighted_by_samples(coho
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(("method", "mu"), [(FedAvg(), 0.0), (FedProx(mu=0.5), 0.5)])
-def test_drifting_methods_come_to_rest_elsewhere(method: Method, mu: float, weight_decay: float) -> None:
+def test_drifting_methods_converge_to_another_point(method: Method, mu: float, weight_decay: float) -> None:
     reached = quadratics(method, weight_decay)["global"]
     assert distance(reached, fixed_point(weight_decay, STEPS, mu)) < 1e-10
     assert distance(reached, optimum(weight_decay)) > 0.05
@@ -184,28 +184,28 @@ def test_one_local_step_has_no_drift(method: Method, mu: float) -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
-def test_dittos_own_models_come_to_rest_between_the_clients_optimum_and_the_global_model(
+def test_dittos_own_models_converge_between_the_clients_optimum_and_the_global_model(
     lam: float, weight_decay: float
 ) -> None:
-    """v_k minimizes f_k + lam/2 |v - theta|²: (A_k + lam I) v_k = B_k + lam theta, theta being where FedAvg rests."""
+    """v_k minimizes f_k + lam/2 |v - theta|²: (A_k + lam I) v_k = B_k + lam theta, theta being FedAvg's limit."""
     state = trained_on_quadratics(Ditto(lam=lam), weight_decay, CLIENTS, STEPS, rounds=400)
     theta = fixed_point(weight_decay, STEPS)
     assert distance(state.theta.numpy(), theta) < 1e-10
     weights, bias = theta[:-CLASSES].reshape(CLASSES, FEATURES), theta[-CLASSES:]
     pull = lam * np.vstack([weights.T, bias])
     for k, (a, b) in enumerate(zip(*normal_equations(weight_decay), strict=True)):
-        rest = solved((a + lam * np.eye(FEATURES + 1))[None], (b + pull)[None])
-        assert distance(state.clients[k]["model"].numpy(), rest) < 1e-10
-        assert distance(rest, theta) > 1e-3
+        limit = solved((a + lam * np.eye(FEATURES + 1))[None], (b + pull)[None])
+        assert distance(state.clients[k]["model"].numpy(), limit) < 1e-10
+        assert distance(limit, theta) > 1e-3
 
 
-# The napkin: one parameter, f = a/2 (theta - b)², from theta = 1 with lr = 1/4.
+# A tiny run, small enough to compute by hand: one parameter, f = a/2 (theta - b)², from theta = 1 with lr = 1/4.
 #   client 0: one sample, a = 1, b = 5, gradient theta - 5, H = 1
 #   client 1: two equal samples, a = 2, b = -1, gradient 2 theta + 2, H = 2
-# A plain round, on which most lines below build:
+# A plain round, which most examples below extend:
 #   client 0: g = -4, theta = 2;                          delta = -1
 #   client 1: g = 4, theta = 0; g = 2, theta = -1/2;      delta = 3/2
-NAPKIN = from_clients([([[1.0, 5.0]], [0]), ([[2.0, -1.0]] * 2, [0, 1])])
+TINY = from_clients([([[1.0, 5.0]], [0]), ([[2.0, -1.0]] * 2, [0, 1])])
 
 
 class Scalar(nn.Module):
@@ -225,13 +225,13 @@ class Parabola(Objective):
         return 0.5 * (batch.x[:, 0] * model(batch.x)[:, 0] ** 2).mean()
 
 
-def napkin(
+def tiny_run(
     method: Method, rounds: int = 1, momentum: float = 0.0, weighting: Any = "uniform", **server: float
 ) -> Round:
-    """The last of some rounds from theta = 1 and the given server state (else the method's own)."""
+    """The last of `rounds` rounds from theta = 1, with the given server vectors (else the method's own)."""
     federation = Federation(
         model=Scalar(),
-        data=NAPKIN,
+        data=TINY,
         method=replace(method, objective=Parabola()),
         local=LocalWork(epochs=1, batch_size=1, lr=0.25, momentum=momentum),
         weighting=weighting,
@@ -243,7 +243,7 @@ def napkin(
 
 
 def assert_state(state: RunState, theta: float, **server: float) -> None:
-    """All that the server has: theta and its vectors, none left out."""
+    """Compare everything that the server has: theta and all of its vectors."""
     seen = {"theta": state.theta, **state.server}
     assert {name: v.item() for name, v in seen.items()} == pytest.approx({"theta": theta, **server}, abs=1e-14)
 
@@ -254,18 +254,18 @@ def own(state: RunState, name: str) -> list[float]:
 
 def test_fedavg() -> None:
     """Mean delta (-1 + 3/2) / 2 = 1/4; by samples (-1 · 1 + 3/2 · 2) / 3 = 2/3."""
-    assert_state(napkin(FedAvg()).state, 1 - 1 / 4)
-    assert_state(napkin(FedAvg(), weighting="samples").state, 1 - 2 / 3)
+    assert_state(tiny_run(FedAvg()).state, 1 - 1 / 4)
+    assert_state(tiny_run(FedAvg(), weighting="samples").state, 1 - 2 / 3)
 
 
 def test_fedavg_with_local_momentum() -> None:
     """Momentum 1/2 changes client 1's second step: v = 4/2 + 2 = 4, theta = -1, delta = 2. Mean (-1 + 2) / 2."""
-    assert_state(napkin(FedAvg(), momentum=0.5).state, 1 - 1 / 2)
+    assert_state(tiny_run(FedAvg(), momentum=0.5).state, 1 - 1 / 2)
 
 
 def test_slowmo() -> None:
     """m = 4/2 + (1/4)/(1/4) = 3, theta = 1 - 1/2 · 1/4 · 3."""
-    assert_state(napkin(SlowMo(beta=0.5, server_lr=0.5), m=4).state, 1 - 3 / 8, m=3)
+    assert_state(tiny_run(SlowMo(beta=0.5, server_lr=0.5), m=4).state, 1 - 3 / 8, m=3)
 
 
 def test_fedadc_heavy_ball() -> None:
@@ -276,7 +276,7 @@ def test_fedadc_heavy_ball() -> None:
     server: mean delta = 15/32, over lr 15/8; m = 15/8 + (3/4 - 1/2) 2 = 19/8; theta = 1 - 1/2 · 1/4 · 19/8
     """
     method = FedADC(beta=0.75, beta_local=0.5, server_lr=0.5)
-    assert_state(napkin(method, m=2).state, 1 - 19 / 64, m=19 / 8)
+    assert_state(tiny_run(method, m=2).state, 1 - 19 / 64, m=19 / 8)
 
 
 def test_fedadc_nesterov() -> None:
@@ -288,7 +288,7 @@ def test_fedadc_nesterov() -> None:
     server: mean delta = 25/64, over lr 25/16; m = 25/16 + 1/2 = 33/16; theta = 1 - 1/2 · 1/4 · 33/16
     """
     method = FedADC(beta=0.75, beta_local=0.5, server_lr=0.5, nesterov=True)
-    assert_state(napkin(method, m=2).state, 1 - 33 / 128, m=33 / 16)
+    assert_state(tiny_run(method, m=2).state, 1 - 33 / 128, m=33 / 16)
 
 
 def test_fedadc_double_momentum() -> None:
@@ -299,7 +299,7 @@ def test_fedadc_double_momentum() -> None:
               g = 7/4, m_1 = 4/2 + 7/8 = 23/8, theta = -1/8 - (1/2 + 23/8)/4 = -31/32, delta = 63/32
     server: mean delta = 39/64, m = 39/16 with one beta, theta = 1 - 1/2 · 1/4 · 39/16
     """
-    assert_state(napkin(FedADCDouble(beta=0.5, phi=0.5, server_lr=0.5), m=2).state, 1 - 39 / 128, m=39 / 16)
+    assert_state(tiny_run(FedADCDouble(beta=0.5, phi=0.5, server_lr=0.5), m=2).state, 1 - 39 / 128, m=39 / 16)
 
 
 def test_fedprox() -> None:
@@ -307,7 +307,7 @@ def test_fedprox() -> None:
 
     Mean delta (-1 + 11/8) / 2 = 3/16.
     """
-    assert_state(napkin(FedProx(mu=0.5)).state, 1 - 3 / 16)
+    assert_state(tiny_run(FedProx(mu=0.5)).state, 1 - 3 / 16)
 
 
 def test_ditto_two_rounds() -> None:
@@ -317,10 +317,10 @@ def test_ditto_two_rounds() -> None:
       client 1: g = -3/4 + 2 + 1/2 (-3/8 - 3/4) = 11/16, v = -3/8 - 11/64 = -35/64;
                 g = -35/32 + 2 + 1/2 (-35/64 - 3/4) = 33/128, v = -35/64 - 33/512
     """
-    first, second = (napkin(Ditto(lam=0.5), rounds).state for rounds in (1, 2))
+    first, second = (tiny_run(Ditto(lam=0.5), rounds).state for rounds in (1, 2))
     assert_state(first, 3 / 4)
     assert own(first, "model") == pytest.approx([2, -3 / 8], abs=1e-14)
-    assert_state(second, napkin(FedAvg(), 2).state.theta.item())
+    assert_state(second, tiny_run(FedAvg(), 2).state.theta.item())
     assert own(second, "model") == pytest.approx([83 / 32, -313 / 512], abs=1e-14)
 
 
@@ -335,7 +335,7 @@ def test_feddyn_two_rounds() -> None:
       h = 3/32 + 1/4 (-31/32 + 451/512) = 147/2048; mean model (816 - 131)/1024 = 685/1024, theta = mean - 2h = 538/1024
     """
     method = FedDyn(alpha=0.5)
-    first, second = napkin(method).state, napkin(method, rounds=2).state
+    first, second = tiny_run(method).state, tiny_run(method, rounds=2).state
     assert_state(first, 5 / 8, h=3 / 32)
     assert own(first, "h") == pytest.approx([-1 / 2, 11 / 16], abs=1e-14)
     assert_state(second, 538 / 1024, h=147 / 2048)
@@ -351,7 +351,7 @@ def test_feddyn_by_size() -> None:
     client 1: second step 2 + 3/8 (0 - 1) = 13/8, theta = -13/32, delta = 45/32, h_1 = 3/8 · 45/32 = 135/256
     h = 1/4 (-1 + 45/32) = 13/128 = (1 h_0 + 2 h_1) / 3; mean model (2 - 13/32)/2 = 51/64, theta = 51/64 - 13/64
     """
-    state = napkin(FedDyn(alpha=0.5, alpha_by_size=True)).state
+    state = tiny_run(FedDyn(alpha=0.5, alpha_by_size=True)).state
     assert_state(state, 38 / 64, h=13 / 128)
     assert own(state, "h") == pytest.approx([-3 / 4, 135 / 256], abs=1e-14)
 
@@ -364,7 +364,7 @@ def test_scaffold_two_rounds() -> None:
                 c_1 = 3 + 1/2 - 3/8 = 25/8, the mean of its gradients 3 and 13/4
       c = -1/2 + (-1/2 + 1/8)/2 = -11/16; theta = 1/2 + 2 · 7/32 = 15/16
     """
-    first, second = (napkin(Scaffold(server_lr=2.0), rounds).state for rounds in (1, 2))
+    first, second = (tiny_run(Scaffold(server_lr=2.0), rounds).state for rounds in (1, 2))
     assert_state(first, 1 / 2, c=-1 / 2)
     assert own(first, "c") == pytest.approx([-4, 3], abs=1e-14)
     assert_state(second, 15 / 16, c=-11 / 16)
@@ -373,7 +373,7 @@ def test_scaffold_two_rounds() -> None:
 
 def test_fedavgm() -> None:
     """m = 2/2 + 1/4 = 5/4: not divided by lr, not averaged. theta = 1 - 1/2 · 5/4."""
-    assert_state(napkin(FedAvgM(beta=0.5, server_lr=0.5), m=2).state, 3 / 8, m=5 / 4)
+    assert_state(tiny_run(FedAvgM(beta=0.5, server_lr=0.5), m=2).state, 3 / 8, m=5 / 4)
 
 
 def test_fedadam() -> None:
@@ -383,8 +383,8 @@ def test_fedadam() -> None:
     v = 3/4 + 1/4 · 1/16 = 49/64, theta = 1 - 1/2 · 5/8 / (7/8 + 1/8).
     """
     method = FedAdam(beta1=0.5, beta2=0.75, tau=0.25, server_lr=0.5)
-    assert_state(napkin(method).state, 7 / 8, m=1 / 8, v=1 / 16)
-    assert_state(napkin(replace(method, tau=0.125), m=1, v=1).state, 11 / 16, m=5 / 8, v=49 / 64)
+    assert_state(tiny_run(method).state, 7 / 8, m=1 / 8, v=1 / 16)
+    assert_state(tiny_run(replace(method, tau=0.125), m=1, v=1).state, 11 / 16, m=5 / 8, v=49 / 64)
 
 
 @pytest.mark.parametrize("v", [3 / 64, 5 / 64])
@@ -394,7 +394,7 @@ def test_fedyogi(v: float) -> None:
     m = 1/2 + 1/8 = 5/8, theta = 1 - 1/2 · 5/8 / (1/4 + 1/4).
     """
     method = FedYogi(beta1=0.5, beta2=0.75, tau=0.25, server_lr=0.5)
-    assert_state(napkin(method, m=1, v=v).state, 3 / 8, m=5 / 8, v=4 / 64)
+    assert_state(tiny_run(method, m=1, v=v).state, 3 / 8, m=5 / 8, v=4 / 64)
 
 
 def test_fedyogi_starts_at_tau_squared() -> None:
@@ -403,7 +403,7 @@ def test_fedyogi_starts_at_tau_squared() -> None:
     theta = 1 - 1/2 · 1/8 / (sqrt(v) + 1/2).
     """
     method = FedYogi(beta1=0.5, beta2=0.75, tau=0.5, server_lr=0.5)
-    assert_state(napkin(method).state, 1 - 1 / 16 / (math.sqrt(15) / 8 + 1 / 2), m=1 / 8, v=15 / 64)
+    assert_state(tiny_run(method).state, 1 - 1 / 16 / (math.sqrt(15) / 8 + 1 / 2), m=1 / 8, v=15 / 64)
 
 
 def test_fedadagrad() -> None:
@@ -412,13 +412,13 @@ def test_fedadagrad() -> None:
     First round, tau² = 1/64: v = 1/64 + 4/64, theta = 1 - 1/2 · 1/4 / (sqrt(5)/8 + 1/8).
     """
     method = FedAdagrad(tau=0.125, server_lr=0.5)
-    assert_state(napkin(method, v=5 / 64).state, 3 / 4, m=1 / 4, v=9 / 64)
-    assert_state(napkin(method).state, 1 - 1 / (math.sqrt(5) + 1), m=1 / 4, v=5 / 64)
+    assert_state(tiny_run(method, v=5 / 64).state, 3 / 4, m=1 / 4, v=9 / 64)
+    assert_state(tiny_run(method).state, 1 - 1 / (math.sqrt(5) + 1), m=1 / 4, v=5 / 64)
 
 
 def test_local_only_two_rounds() -> None:
-    """Each goes on from its own model: client 0 from 2 with -3/4 · -1, client 1 from -1/2 with gradients 1 and 1/2."""
-    done = napkin(LocalOnly(), rounds=2)
+    """Each continues its own model: client 0 from 2 with -3/4 · -1, client 1 from -1/2 with gradients 1 and 1/2."""
+    done = tiny_run(LocalOnly(), rounds=2)
     assert_state(done.state, 1)
     assert own(done.state, "model") == pytest.approx([2 + 3 / 4, -1 / 2 - 1 / 4 - 1 / 8], abs=1e-14)
     assert done.bytes_up == done.bytes_down == 0
@@ -436,7 +436,7 @@ class Logits(nn.Module):
 
 
 def blind(labels: Sequence[int], owners: Sequence[int], classes: int) -> Dataset:
-    """Labels whose inputs say nothing, and a test sample of class 0."""
+    """Samples whose inputs are all 0, and a test sample of class 0."""
     x, y = torch.zeros(len(labels), 1, dtype=torch.float64), torch.tensor(labels)
     names = tuple(str(c) for c in range(classes))
     return Dataset("blind", Samples(x, y), names, Samples(x[:1], torch.tensor([0])), owners=np.array(owners))
@@ -467,7 +467,7 @@ def test_restricted_softmax(soft: bool, scale: tuple[float, ...], p: tuple[float
 
     Hard: the absent class 2 counts half, logits (0, 3, 1) ln 2, p = (1, 8, 2)/11.
     Soft: shares (1, 1/3, 0) of the most frequent class scale by (1, 2/3, 1/2), logits (0, 2, 1) ln 2, p = (1, 4, 2)/7.
-    The gradient is scale · (p - onehot), the mean of the one-hot labels being (3/4, 1/4, 0). Evaluation knows no
+    The gradient is scale · (p - onehot), the mean of the one-hot labels being (3/4, 1/4, 0). Evaluation does not
     scale: p = (1, 8, 4)/13, so that the loss of a sample of class 0 is ln 13.
     """
     start = np.array([0, 3, 2]) * LN2
@@ -506,7 +506,7 @@ def test_self_confidence() -> None:
 @pytest.mark.parametrize(("tau", "student"), [(1.0, (1 / 2, 1 / 4, 1 / 4)), (0.5, (2 / 3, 1 / 6, 1 / 6))])
 @pytest.mark.parametrize("window", [1, 2])
 def test_global_distillation_in_one_round(window: int, tau: float, student: tuple[float, ...]) -> None:
-    """Label 0, logits 0, lam = 0.6, two steps with lr = ln 2. There is one global model yet, whatever the window.
+    """Label 0, logits 0, lam = 0.6, two steps with lr = ln 2. There is only one global model, whatever the window.
 
     Step 1: p = 1/3 each, student = teacher: g = (-2/3, 1/3, 1/3), logits (2, -1, -1) ln 2 / 3.
     Step 2: p = (2, 1, 1)/4; at temperature tau the student says (2^(1/tau), 1, 1) over its sum, the teacher 1/3 each.

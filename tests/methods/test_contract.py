@@ -1,4 +1,4 @@
-"""What every method with every objective must do."""
+"""The contract that every method fulfills with every objective."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_LOCAL_MOMENTUM = ("fedadc_double", "scaffold", "ditto")
 CONFIG: dict[str, Any] = {
     "rounds": 3,
     "data": {"name": "digits", "clients": 20, "partition": {"name": "sort", "labels_per_client": 2}},
-    "model": {"name": "mlp", "hidden": [16], "projection": 8},  # without the head, MOON is refused
+    "model": {"name": "mlp", "hidden": [16], "projection": 8},  # MOON needs the projection head
     "local": {"steps": 3, "batch_size": 8, "lr": 0.1},
     "cohort": {"size": 5},
 }
@@ -49,7 +49,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     assert torch.equal(first.state.theta, second.state.theta)
     for a, b in zip(first.history, second.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    traveling = first.plan.federation.context.sent_part  # FedPer's head stays at home
+    traveling = first.plan.federation.context.sent_part  # FedPer does not send its head
     vectors = first.state.theta[traveling].numel() * 4 * 5 * METHODS[method].federated
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
     assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}
@@ -61,8 +61,8 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize(("method", "objective"), PAIRS)
-def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, momentum: float) -> None:
-    """A returned gradient is lost at the next call (here: NaN), and start, server and client are never written."""
+def test_overwrites_nothing_that_it_does_not_own(method: str, objective: str, momentum: float) -> None:
+    """A returned gradient is invalid after the next call (here: NaN); start, server and client are never written."""
     cls: type[Method] = METHODS[method]
     loss = GlobalDistillation(window=3) if objective == "global_distillation" else OBJECTIVES[objective]()
     momentum = 0.0 if method in NO_LOCAL_MOMENTUM else momentum
@@ -108,7 +108,7 @@ def test_keeps_its_hands_off_what_it_does_not_own(method: str, objective: str, m
 
 
 @pytest.mark.parametrize(("method", "objective"), REFUSED)
-def test_pairs_that_make_no_sense_are_refused(method: str, objective: str) -> None:
+def test_objectives_that_need_a_global_model_are_refused_without_one(method: str, objective: str) -> None:
     with pytest.raises(FedadcError, match=r"has no global model|shares no head"):
         run(load_config({**CONFIG, "method": method, "objective": objective}))
 
@@ -125,19 +125,19 @@ def test_feddyn_refuses_weighting_by_samples() -> None:
 
 
 @pytest.mark.parametrize("model", [MLP((5,), 4, [6]), torch.nn.Sequential(torch.nn.Linear(5, 4))])
-def test_contrast_needs_a_head_and_a_projection(model: torch.nn.Module) -> None:
+def test_model_contrast_needs_a_head_and_a_projection(model: torch.nn.Module) -> None:
     with pytest.raises(FedadcError, match=r"projection head|no split into `embed` and `head`"):
         Federation(
             model=model.double(), data=small_federation(), method=FedAvg(objective=OBJECTIVES["model_contrast"]())
         )
 
 
-def test_contrast_refuses_a_model_whose_forward_is_not_head_of_embed() -> None:
+def test_model_contrast_refuses_a_model_whose_forward_is_not_head_of_embed() -> None:
     class Doubled(MLP):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)
 
-    with pytest.raises(FedadcError, match=r"forward\(x\) of Doubled is something else"):
+    with pytest.raises(FedadcError, match=r"forward\(x\) of Doubled returns something else"):
         Federation(
             model=Doubled((5,), 4, [6], projection=3).double(),
             data=small_federation(),
@@ -147,7 +147,7 @@ def test_contrast_refuses_a_model_whose_forward_is_not_head_of_embed() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharpness(FedAvg):
-    """A user's method that takes a gradient elsewhere before it moves, and returns a new tensor."""
+    """A user's method that takes a gradient at another point before its step, and returns a new tensor."""
 
     rho: float = 0.3
 
@@ -158,7 +158,7 @@ class Sharpness(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Careless(FedAvg):
-    """A user's method that hands out the buffer itself, as upload and as state."""
+    """A user's method that returns the flat buffer itself, as upload and as state."""
 
     def client_state(self, theta: Any) -> Any:
         return {"previous": theta}
@@ -170,15 +170,15 @@ class Careless(FedAvg):
         return mean["theta"], server
 
 
-def test_a_gradient_taken_elsewhere_leaves_theta_alone() -> None:
+def test_a_gradient_at_another_point_does_not_change_theta() -> None:
     """One step of sharpness-aware minimization against its formula in plain autograd."""
     data = small_federation()
     torch.manual_seed(0)
     module = MLP((5,), 4, [6]).double()
     work = LocalWork(epochs=1, batch_size=100, lr=0.1)
     federation = Federation(model=module, data=data, method=Sharpness(), local=work)
-    place, start = federation.context, federation.start().theta
-    x, y = place.inputs.gather(place.train, place.clients[2])
+    context, start = federation.context, federation.start().theta
+    x, y = context.inputs.gather(context.train, context.clients[2])
 
     def gradient(theta: torch.Tensor) -> torch.Tensor:
         vector_to_parameters(theta, module.parameters())
@@ -187,7 +187,7 @@ def test_a_gradient_taken_elsewhere_leaves_theta_alone() -> None:
 
     g = gradient(start)
     expected = 0.1 * gradient(start + 0.3 * g / g.norm())
-    report = local_update(place, ServerBroadcast(1, 0.1, start, {}), ClientTask(2, 1))
+    report = local_update(context, ServerBroadcast(1, 0.1, start, {}), ClientTask(2, 1))
     assert torch.allclose(report.upload["delta"], expected, atol=1e-14)
 
 
@@ -211,7 +211,7 @@ def test_a_copied_federation_trains_the_same() -> None:
         assert torch.equal(list(other.rounds(3))[-1].state.theta, expected)
 
 
-WRONG: dict[str, tuple[str, Any, str]] = {  # what a user's method may return by mistake, and what is said
+WRONG: dict[str, tuple[str, Any, str]] = {  # a user's mistake -> hook, wrong hook, expected message
     "step forgets to return": ("step", lambda self, theta, grad, local: None, "step must return a vector like theta"),
     "step returns a number": ("step", lambda self, theta, grad, local: grad(theta).norm(), "step must return a vector"),
     "begin": ("begin", lambda self, local: local.start[:3], "begin must return a vector"),
@@ -229,12 +229,12 @@ WRONG: dict[str, tuple[str, Any, str]] = {  # what a user's method may return by
         lambda self, theta, local: ({"delta": theta, "x": torch.ones(len(local.data))}, {}),
         "differ in their names or shapes",
     ),
-    "finish a number": ("finish", lambda self, theta, local: ({"delta": theta}, {"n": 0}), "'n' is of type int"),
+    "finish a number": ("finish", lambda self, theta, local: ({"delta": theta}, {"n": 0}), "'n' has type int"),
     "tracked a text": ("tracked", "c", r"Mine\.tracked must be a tuple of names, not 'c'"),
     "tracked nothing": ("tracked", ("c",), "c is tracked, but the uploads have only delta"),
     "update alone": ("update", lambda self, theta, server, mean, info: theta, "update must return two values"),
     "update a number": ("update", lambda self, theta, server, mean, info: (theta.sum(), server), "update must return"),
-    "update in place": (
+    "update in context": (
         "update",
         lambda self, theta, server, mean, info: (theta.sub_(mean["delta"]), server),
         "overwrote the state",
@@ -259,18 +259,18 @@ def test_an_objective_must_return_one_number_with_a_gradient(loss: Any) -> None:
         list(Federation(model=MLP((5,), 4, [6]), data=small_federation(), method=FedAvg(objective=objective)).rounds(1))
 
 
-def test_meddling_with_the_parameters_gradients_changes_nothing() -> None:
-    class Meddling(CrossEntropy):
+def test_clearing_the_parameters_gradients_changes_nothing() -> None:
+    class Clearing(CrossEntropy):
         def __call__(self, model: Any, batch: Any, local: Any) -> Any:
             model.module.zero_grad()
             return super().__call__(model, batch, local)
 
     model = MLP((5,), 4, [6])
-    plain, meddled = (
+    plain, cleared = (
         list(Federation(model=model, data=small_federation(), method=FedAvg(objective=objective)).rounds(2))
-        for objective in (ByAutograd(), Meddling())
+        for objective in (ByAutograd(), Clearing())
     )
-    assert torch.equal(plain[-1].state.theta, meddled[-1].state.theta)
+    assert torch.equal(plain[-1].state.theta, cleared[-1].state.theta)
 
 
 class ByAutograd(CrossEntropy):
@@ -296,7 +296,7 @@ class Constants(CrossEntropy):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_objectives_constant_state_lives_on_under_every_method(method: str) -> None:
+def test_an_objectives_constant_state_is_kept_under_every_method(method: str) -> None:
     settings: dict[str, Any] = {"data": small_federation(), "local": LocalWork(steps=2, batch_size=4, lr=0.1)}
     torch.manual_seed(0)
     module = MLP((5,), 4, [6]).double()
@@ -342,7 +342,7 @@ def test_a_state_keeps_no_graph() -> None:
     assert copy.deepcopy(state).clients.keys() == state.clients.keys()
 
 
-def test_an_objective_whose_vector_nobody_keeps_is_refused() -> None:
+def test_an_objective_that_needs_an_unknown_server_vector_is_refused() -> None:
     from fedadc.objectives import CrossEntropy
 
     class Wants(CrossEntropy):

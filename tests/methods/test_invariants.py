@@ -1,4 +1,4 @@
-"""What holds after every round, whoever answered: sums over clients, states of the silent, states of earlier rounds."""
+"""Invariants after every round, also with lost reports: sums over clients, clients without a report, old states."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Losing:
         return getattr(self.engine, name)
 
     def run(self, broadcast: ServerBroadcast, orders: Sequence[ClientTask]) -> Iterator[PartialSum]:
-        for place, part in enumerate(self.engine.run(broadcast, orders)):
-            if broadcast.round not in self.silent and (place + broadcast.round) % 2 == 0:
+        for index, part in enumerate(self.engine.run(broadcast, orders)):
+            if broadcast.round not in self.silent and (index + broadcast.round) % 2 == 0:
                 yield part
 
 
@@ -75,18 +75,18 @@ def federation(method: Method, weighting: Any = "uniform", storage: Storage | No
 
 
 def lossy(method: Method, silent: Collection[int] = (), **kw: Any) -> tuple[RunState, list[Round]]:
-    """The state before, and the rounds, copied as they come: what writes into an old state cannot hide."""
+    """The state before, and copies of the rounds: a later write into an old state would show."""
     losing = federation(method, **kw)
     losing.engine = Losing(losing.engine, silent)
     return losing.start(), [copy.deepcopy(done) for done in losing.rounds(ROUNDS)]
 
 
 def answered(done: Round) -> set[int]:
-    return {client for place, client in enumerate(done.cohort) if (place + done.round) % 2 == 0}
+    return {client for index, client in enumerate(done.cohort) if (index + done.round) % 2 == 0}
 
 
 def mean_of(clients: Any, name: str, weights: np.ndarray) -> np.ndarray:
-    """Over all N; a client that has no state yet counts as 0."""
+    """The weighted mean over all N clients; a client that has no state yet counts as 0."""
     total = sum(weights[k] * own[name].numpy() for k, own in clients.items())
     return np.asarray(total / weights.sum())
 
@@ -96,7 +96,7 @@ def same(a: State, b: State) -> bool:
 
 
 def same_run(a: RunState, b: RunState) -> bool:
-    """Equal bits in all that a run carries."""
+    """True if two run states are equal bit for bit."""
     return (
         same({"theta": a.theta, **a.server}, {"theta": b.theta, **b.server})
         and list(a.clients) == list(b.clients)
@@ -127,7 +127,7 @@ def test_the_servers_vector_is_the_mean_of_all_clients(
 
 
 @EACH
-def test_a_lost_report_leaves_its_client_as_it_was(method: Method) -> None:
+def test_a_lost_report_does_not_change_its_client(method: Method) -> None:
     before, rounds = lossy(method)
     renewed = kept = 0
     for done in rounds:
@@ -144,7 +144,7 @@ def test_a_lost_report_leaves_its_client_as_it_was(method: Method) -> None:
 
 @EACH
 @pytest.mark.parametrize("silent", [1, 4])
-def test_a_round_without_reports_changes_nothing_and_the_run_goes_on(method: Method, silent: int) -> None:
+def test_a_round_without_reports_changes_nothing_and_the_run_continues(method: Method, silent: int) -> None:
     start, rounds = lossy(method, silent={silent})
     states = [start, *(done.state for done in rounds)]
     assert [state.round for state in states] == list(range(ROUNDS + 1))
@@ -155,8 +155,8 @@ def test_a_round_without_reports_changes_nothing_and_the_run_goes_on(method: Met
 
 @EACH
 @pytest.mark.parametrize("memory_gb", [2.0, 0.0])
-def test_a_run_goes_on_from_an_earlier_round_with_the_same_bits(method: Method, memory_gb: float) -> None:
-    """In the federation that has gone beyond it, and in a new one, in two goes; with states in memory, and in files."""
+def test_a_run_continues_from_an_earlier_round_with_the_same_bits(method: Method, memory_gb: float) -> None:
+    """In the federation that trained beyond it, and in a new one, in two parts; with states in memory, and in files."""
     used = federation(method, storage=Storage(memory_gb=memory_gb))
     straight = list(used.rounds(ROUNDS))
     assert not same_run(straight[2].state, straight[3].state)

@@ -1,4 +1,4 @@
-"""Clients with models of their own: what they must equal, in float64, and what never leaves them."""
+"""Personalized methods: what clients' own models must equal, in float64, and which parts are never sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
-# The clip is often at work, and it matters what the norm is taken of.
+# The clip is small, so gradients are often clipped, and the part whose norm is taken matters.
 WORK = LocalWork(epochs=2, batch_size=4, lr=0.2, weight_decay=0.05, clip=0.5, schedule=Cosine(final=0.2))
 MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.6])
 SENDING_BODIES = [name for name, cls in METHODS.items() if cls.travels == "embed"]
@@ -63,7 +63,7 @@ class ByAutograd(CrossEntropy):
 @MOMENTA
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_fedbabu_is_fedavg_with_a_frozen_head(momentum: float, weighting: str) -> None:
-    """Bit for bit: also clip, weight decay and momentum know the body alone."""
+    """Bit for bit: clip, weight decay and momentum also apply to the body only."""
     frozen = network()
     frozen.head.requires_grad_(False)
     work, objective = replace(WORK, momentum=momentum), ByAutograd()
@@ -110,7 +110,7 @@ def test_fedper_of_clients_with_the_same_data_is_fedavg(momentum: float) -> None
             assert_equal(model, b.state.theta)
 
 
-def test_fedper_of_clients_with_their_own_data_is_not() -> None:
+def test_fedper_of_clients_with_different_data_is_not_fedavg() -> None:
     ours, fedavg = run(FedPer())[-1], run(FedAvg())[-1]
     body = slice(0, network_cut())
     assert float((ours.state.theta - fedavg.state.theta)[body].abs().max()) > 1e-3
@@ -119,7 +119,7 @@ def test_fedper_of_clients_with_their_own_data_is_not() -> None:
 @pytest.mark.parametrize("lam", [0.0, 0.3, 3.0])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_dittos_global_model_is_fedavgs(objective: str, lam: float) -> None:
-    """Bit for bit, and so is the loss that is told."""
+    """Bit for bit, and so is the reported loss."""
     loss = OBJECTIVES[objective]()
     for a, b in zip(run(Ditto(lam=lam, objective=loss)), run(FedAvg(objective=loss)), strict=True):
         assert torch.equal(a.state.theta, b.state.theta) and a.train_loss == b.train_loss
@@ -127,14 +127,14 @@ def test_dittos_global_model_is_fedavgs(objective: str, lam: float) -> None:
 
 
 def test_ditto_without_a_pull_is_local_only() -> None:
-    """Everybody takes part in every round, so that all start at the same model."""
+    """All clients are selected in every round, so that all start from the same model."""
     for a, b in zip(run(Ditto(lam=0), cohort=None), run(LocalOnly(), cohort=None), strict=True):
         for k, own in b.state.clients.items():
             assert torch.equal(a.state.clients[k]["model"], own["model"])
     assert float((a.state.clients[0]["model"] - a.state.theta).abs().max()) > 1e-2
 
 
-def test_a_hard_pull_holds_dittos_own_models_near_the_global_one() -> None:
+def test_a_strong_pull_keeps_dittos_own_models_near_the_global_one() -> None:
     """At lr · lam = 1 a step leads to theta_t - lr g, and the clip bounds g."""
     made = federation(Ditto(lam=5), LocalWork(epochs=2, batch_size=4, lr=0.2, clip=0.5), cohort=None)
     sent = made.start().theta
@@ -148,20 +148,20 @@ def reports(method: Method, work: LocalWork = WORK, **kw: Any) -> tuple[Federati
     """All clients' reports of a second round, after one in which half of them took part."""
     made = federation(method, work, **kw)
     state = next(made.rounds(1)).state
-    place, server = made.context, {name: state.server[name] for name in made.downlink}
+    context, server = made.context, {name: state.server[name] for name in made.downlink}
     sent = ServerBroadcast(2, 0.2, state.theta, server)
-    steps = steps_of(place, np.arange(len(made.clients))).tolist()
-    return made, [local_update(place, sent, ClientTask(k, h, state.clients)) for k, h in enumerate(steps)]
+    steps = steps_of(context, np.arange(len(made.clients))).tolist()
+    return made, [local_update(context, sent, ClientTask(k, h, state.clients)) for k, h in enumerate(steps)]
 
 
 def test_the_body_is_the_mean_of_the_clients_bodies() -> None:
     made = federation(FedPer(), cohort=None)
-    before, place = made.start(), made.context
+    before, context = made.start(), made.context
     for done in made.rounds(4):
-        steps, sent = steps_of(place, np.arange(6)).tolist(), ServerBroadcast(done.round, done.lr, before.theta, {})
+        steps, sent = steps_of(context, np.arange(6)).tolist(), ServerBroadcast(done.round, done.lr, before.theta, {})
         ends = []
         for k, h in enumerate(steps):
-            report = local_update(place, sent, ClientTask(k, h, before.clients))
+            report = local_update(context, sent, ClientTask(k, h, before.clients))
             ends.append(FedPer().personal(before.theta - report.upload["delta"], report.state))
             assert torch.equal(report.state["head"], done.state.clients[k]["head"])
         body = slice(0, network_cut())
@@ -192,7 +192,7 @@ def test_a_client_keeps_no_more_than_a_head(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(FedRep):
-    """FedRep that keeps what it was at every step."""
+    """FedRep that records theta before every step."""
 
     seen: list[torch.Tensor] = field(default_factory=list)
 
@@ -229,26 +229,26 @@ def test_a_model_without_a_body_or_a_head_is_refused(name: str, model: torch.nn.
         federation(METHODS[name](), model=model.double())
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_settings_out_of_range_are_refused() -> None:
     for share in (-0.1, 1.0, float("nan")):
-        with pytest.raises(FedadcError, match=r"head_share must lie in \[0, 1\)"):
+        with pytest.raises(FedadcError, match=r"head_share must be in \[0, 1\)"):
             FedRep(head_share=share)
     for lam in (-0.1, float("inf"), float("nan")):
-        with pytest.raises(FedadcError, match="lam must not be negative"):
+        with pytest.raises(FedadcError, match="lam must be at least 0"):
             Ditto(lam=lam)
 
 
 def test_an_objectives_own_state_follows_dittos_global_model() -> None:
-    """MOON's last model is the one that was sent up, as in FedAvg with MOON."""
+    """MOON's previous model is the one that was uploaded, as in FedAvg with MOON."""
     ditto, fedavg = (run(make(objective=ModelContrast()))[-1].state.clients for make in (Ditto, FedAvg))
     assert all(torch.equal(ditto[k]["previous"], own["previous"]) for k, own in fedavg.items())
 
 
-def test_fedrep_says_where_heads_would_never_be_trained(caplog: pytest.LogCaptureFixture) -> None:
-    """With one step it is the body's."""
+def test_fedrep_warns_where_heads_would_never_be_trained(caplog: pytest.LogCaptureFixture) -> None:
+    """The only step of a round trains the body."""
     settings: dict[str, Any] = {"model": MLP((5,), 4, [6]), "data": small_federation(), "method": FedRep()}
     with pytest.raises(FedadcError, match="no head would ever be trained"):
         Federation(**settings, local=LocalWork(steps=1, batch_size=4, lr=0.1))
     Federation(**settings, local=LocalWork(epochs=1, batch_size=10, lr=0.1))
-    assert "2 clients do one local step a round" in caplog.text
+    assert "2 clients do one local step per round" in caplog.text
     Federation(**{**settings, "method": FedRep(head_share=0)}, local=LocalWork(steps=1, batch_size=4, lr=0.1))

@@ -1,4 +1,4 @@
-"""What must equal what, in float64, on a model with one hidden layer, unequal clients and partial participation."""
+"""Reductions: settings under which two methods are equal, with unequal clients and partial participation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.6])
 
 
 def run(method: Method, work: LocalWork = WORK, model: Any = None, data: Any = None, **kw: Any) -> list[Round]:
-    """Five rounds; with a projection head where the objective cannot do without."""
+    """Five rounds; with a projection head if the objective needs one."""
     torch.manual_seed(0)
     module = Logistic((5,), 4) if model is Logistic else MLP((5,), 4, hidden=[7], projection=model)
     settings: dict[str, Any] = {"cohort": 3, "seed": 5, **kw}
@@ -139,7 +139,7 @@ def test_fedadc_plus_with_uniform_counts_is_fedadc(teacher: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(FedADC):
-    """FedADC that keeps every gradient it used."""
+    """FedADC that records every gradient it uses."""
 
     seen: list[torch.Tensor] = field(default_factory=list)
 
@@ -153,9 +153,9 @@ def one_update(method: Method, m: torch.Tensor | None = None, client: int = 2) -
     federation = Federation(model=Logistic((5,), 4).double(), data=small_federation(), method=method, local=WORK)
     state = federation.start()
     m = torch.randn(state.theta.shape, dtype=torch.float64) if m is None else m
-    place = federation.context
-    order = ClientTask(client, int(steps_of(place, np.array([client]))[0]))
-    return local_update(place, ServerBroadcast(1, 0.2, state.theta, {"m": m}), order), m
+    context = federation.context
+    order = ClientTask(client, int(steps_of(context, np.array([client]))[0]))
+    return local_update(context, ServerBroadcast(1, 0.2, state.theta, {"m": m}), order), m
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -177,9 +177,9 @@ def test_every_client_embeds_exactly_beta_m_whatever_its_h(nesterov: bool, clien
     )
     start = federation.start().theta
     m = torch.randn(start.shape, dtype=torch.float64)
-    place = federation.context
-    order = ClientTask(client, int(steps_of(place, np.array([client]))[0]))
-    report = local_update(place, ServerBroadcast(1, 0.2, start, {"m": m}), order)
+    context = federation.context
+    order = ClientTask(client, int(steps_of(context, np.array([client]))[0]))
+    report = local_update(context, ServerBroadcast(1, 0.2, start, {"m": m}), order)
     assert_equal(report.upload["delta"].numpy(), (0.2 * 0.6 * m).numpy())
 
 
@@ -198,7 +198,7 @@ def test_the_step_of_theta_is_alpha_lr_m(make: type[Method], server_lr: float) -
         assert_equal((before - after).numpy(), (server_lr * done.lr * m).numpy())
         before = after
         rates.add(done.lr)
-    assert len(rates) == 5  # the schedule did change it
+    assert len(rates) == 5  # the schedule changed the learning rate
 
 
 def test_beta_local_follows_beta_until_it_is_given() -> None:
@@ -206,8 +206,8 @@ def test_beta_local_follows_beta_until_it_is_given() -> None:
     assert replace(FedADC(beta=0.9, beta_local=0.3), beta=0.5).complete().beta_local == 0.3
 
 
-# At weight 0 a term is not computed at all; "nearly" 0 its teacher, its masks and its state are at work, and must not
-# disturb the training.
+# At weight 0 a term is not computed at all. At a weight of nearly 0 its teacher, its masks and its state are computed,
+# and must not change training.
 NEUTRAL: dict[str, tuple[Method, int | None]] = {  # a method that must be FedAvg, and its projection head
     "fedprox": (FedProx(mu=0), None),
     "fedrs hard": (FedAvg(objective=RestrictedSoftmax(alpha=1)), None),
@@ -232,7 +232,7 @@ def test_without_their_own_term_the_baselines_are_fedavg(
     assert_equal(theta(method, work, projection), theta(FedAvg(), work, projection))
 
 
-FELT: dict[str, tuple[Method, int | None]] = {
+ACTIVE: dict[str, tuple[Method, int | None]] = {
     "fedprox": (FedProx(mu=0.1), None),
     "fedrs hard": (FedAvg(objective=RestrictedSoftmax(alpha=0.5)), None),
     "fedrs soft": (FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=True)), None),
@@ -242,13 +242,13 @@ FELT: dict[str, tuple[Method, int | None]] = {
 }
 
 
-@pytest.mark.parametrize(("method", "projection"), FELT.values(), ids=FELT)
-def test_with_their_own_term_they_are_not(method: Method, projection: int | None) -> None:
+@pytest.mark.parametrize(("method", "projection"), ACTIVE.values(), ids=ACTIVE)
+def test_with_their_own_term_the_baselines_differ_from_fedavg(method: Method, projection: int | None) -> None:
     assert np.abs(theta(method, WORK, projection) - theta(FedAvg(), WORK, projection)).max() > 1e-4
 
 
 @MOMENTA
-def test_restricted_softmax_is_hard_and_soft_alike_where_blocks_are_equal(momentum: float) -> None:
+def test_hard_and_soft_restricted_softmax_are_equal_where_blocks_are_equal(momentum: float) -> None:
     """Then p_c / max p is 1 for the classes that a client holds, and 0 for the others."""
     rng = np.random.default_rng(0)
     data = from_arrays(rng.normal(size=(48, 5)), np.arange(48) % 4)  # 6 clients × 2 labels: 12 blocks of 4
@@ -260,7 +260,7 @@ def test_restricted_softmax_is_hard_and_soft_alike_where_blocks_are_equal(moment
     assert_equal(hard, soft)
 
 
-def test_restricted_softmax_is_not_where_they_are_not() -> None:
+def test_restricted_softmax_differs_where_blocks_are_not_equal() -> None:
     hard, soft = (theta(FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=soft))) for soft in (False, True))
     assert np.abs(hard - soft).max() > 1e-3
 
@@ -273,7 +273,7 @@ def test_scaffold_with_one_client_is_fedavg() -> None:
     assert float(scaffold.state.server["c"].abs().max()) > 1e-3
 
 
-def test_scaffold_with_several_clients_is_not() -> None:
+def test_scaffold_with_several_clients_is_not_fedavg() -> None:
     assert np.abs(theta(Scaffold()) - theta(FedAvg())).max() > 1e-2
 
 
@@ -287,7 +287,7 @@ def test_fedavgm_is_slowmo_while_the_learning_rate_stays_the_same(server_lr: flo
     assert_equal(fedavgm.server["m"].numpy(), 0.2 * slowmo.server["m"].numpy())
 
 
-def test_fedavgm_is_not_slowmo_while_it_changes() -> None:
+def test_fedavgm_is_not_slowmo_while_the_learning_rate_changes() -> None:
     assert np.abs(theta(FedAvgM(beta=0.8)) - theta(SlowMo(beta=0.8))).max() > 1e-3
 
 
@@ -318,7 +318,7 @@ def test_with_a_huge_tau_and_no_momentum_fedadagrad_is_fedavg(momentum: float) -
     assert_equal(theta(FedAdagrad(tau=HUGE, server_lr=2 * HUGE), work), theta(FedAvg(), work))
 
 
-def test_with_a_huge_tau_fedadams_v_decays_all_the_same() -> None:
+def test_with_a_huge_tau_fedadams_v_still_decays() -> None:
     """v = beta2^t tau², so that round t moves theta by server_lr / (1 + beta2^(t/2)) tau m."""
     rounds = run(FedAdam(beta1=0.7, beta2=0.9, tau=HUGE, server_lr=HUGE))
     for before, after in pairwise(rounds):

@@ -95,7 +95,7 @@ WORK = {
         epochs=2, batch_size=4, lr=0.3, weight_decay=0.05, clip=0.5, momentum=0.6, schedule=Exponential(gamma=0.8)
     ),
 }
-WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly"}  # objectives that ask for none
+WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly"}  # objectives that do not need one
 
 
 def weightings(method: str) -> list[str]:
@@ -126,12 +126,12 @@ class Match:
             weighting=weighting,
             seed=SEED,
         )
-        held = [self.federation.clients[k] for k in range(CLIENTS)]
-        self.sizes = np.array([len(positions) for positions in held])
+        shares = [self.federation.clients[k] for k in range(CLIENTS)]
+        self.sizes = np.array([len(positions) for positions in shares])
         self.problem = reference.Problem(
             network=reference.mlp(5, 7, 4, **projection),
-            x=[data.train.x.numpy()[positions] for positions in held],
-            y=[data.train.y.numpy()[positions] for positions in held],
+            x=[data.train.x.numpy()[positions] for positions in shares],
+            y=[data.train.y.numpy()[positions] for positions in shares],
             method=their_method,
             objective=their_objective,
             weighting=weighting,
@@ -145,7 +145,7 @@ class Match:
         return list(shuffled(self.sizes[k], self.local.batch_size, self.local.steps, self.local.epochs, rng))
 
     def play(self, lost: Callable[[], set[int]] = set) -> Iterator[Any]:
-        """The package's state after every round, once it is seen to equal the reference's."""
+        """Yield the package's state after every round, checked against the reference's."""
         first = self.federation.start().theta.numpy().copy()
         run = reference.start(self.problem, first)
         for done in self.federation.rounds(ROUNDS):
@@ -200,7 +200,7 @@ class EverySecond:
             if self.seen % 2:
                 yield part
             else:
-                self.lost[-1].add(part.reports[0].client)
+                self.lost[-1].add(part.results[0].client)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ class EverySecond:
     ],
 )
 def test_lost_reports_leave_no_trace(method: str, objective: str) -> None:
-    """And the server's c and h stay the means of all N clients' (a client without a state has 0)."""
+    """The server's c and h also stay the means over all N clients (a client without a state has 0)."""
     match = Match(method, objective)
     match.federation.engine = engine = EverySecond(match.federation.engine)
     weights = match.sizes / match.sizes.mean() if method == "feddyn by size" else np.ones(CLIENTS)

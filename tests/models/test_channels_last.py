@@ -1,4 +1,4 @@
-"""How images lie in memory: a setting that is part of the bits, chosen by itself where it is quicker."""
+"""The memory format of images: it affects the bits of a result, and the faster one is chosen automatically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def images(channels: int = 3) -> Any:
 
 
 class Viewing(nn.Module):
-    """The way many models are written, which knows only the usual format."""
+    """A common way to write models, which works with the default format only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Viewing(nn.Module):
 
 
 class Stride(nn.Module):
-    """Says something else of the same images in another format."""
+    """Returns other logits for the same images in another format."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def chosen(model: nn.Module, data: Any = None, **kw: Any) -> bool:
     return Federation(model=model, data=data or images(), clients=4, **kw).context.inputs.channels_last
 
 
-def test_convolutions_get_pixels_and_others_planes() -> None:
+def test_only_models_with_convolutions_get_channels_last() -> None:
     assert chosen(CNN((3, 8, 8), 4, channels=[4, 8], hidden=[8]))
     assert not chosen(MLP((3, 8, 8), 4, [6]))
     assert not chosen(Viewing()) and not chosen(Stride())
@@ -61,7 +61,7 @@ def test_convolutions_get_pixels_and_others_planes() -> None:
     assert chosen(MLP((3, 8, 8), 4, [6]), channels_last=True)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_channels_last_is_refused_where_it_does_not_work() -> None:
     with pytest.raises(FedadcError, match="Viewing fails on a batch"):
         chosen(Viewing(), channels_last=True)
     table = from_arrays(np.zeros((8, 5), dtype=np.float32), np.arange(8) % 2)
@@ -102,7 +102,7 @@ def test_both_formats_learn_the_same_to_rounding() -> None:
     assert torch.allclose(*thetas, rtol=0, atol=1e-12)
 
 
-def test_a_runs_config_says_which() -> None:
+def test_a_runs_config_records_the_format() -> None:
     tree = {
         "rounds": 1,
         "data": {"name": "digits", "clients": 5},

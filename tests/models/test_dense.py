@@ -1,4 +1,4 @@
-"""A fully connected network's closed-form gradient is autograd's, whatever a loss does with the model."""
+"""The closed-form gradient of a fully connected network equals autograd's, however a loss uses the model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_gradient_is_autograds(build: Callable[[], nn.Module], loss: Callabl
     wanted = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in module.named_parameters()}
     flat = FlatModel(module)
     for _ in range(2):
-        flat.gradient.fill_(torch.nan)  # whatever the buffer held before
+        flat.gradient.fill_(torch.nan)  # the old content of the buffer must not matter
         g, found = flat.gradient_of(lambda: loss(flat, flat.module), flat.theta)
     assert torch.allclose(found, value, rtol=1e-13)
     for name, view in flat._views(g).items():
@@ -157,12 +157,12 @@ OTHERS: dict[str, nn.Module] = {
 
 
 @pytest.mark.parametrize("module", OTHERS.values(), ids=OTHERS)
-def test_what_is_not_such_a_chain_is_left_to_autograd(module: nn.Module) -> None:
+def test_other_modules_are_left_to_autograd(module: nn.Module) -> None:
     assert dense_layers(module) == []
 
 
 @pytest.mark.parametrize("build", [CHAINS["mlp"], lambda: OTHERS["tanh"]], ids=["by hand", "by autograd"])
-def test_a_failure_leaves_no_gradient_behind(build: Callable[[], nn.Module]) -> None:
+def test_a_failure_does_not_affect_the_next_gradient(build: Callable[[], nn.Module]) -> None:
     flat = FlatModel(build().double())
     wanted = flat.gradient_of(lambda: F.cross_entropy(flat(X), Y), flat.theta)[0].clone()
 

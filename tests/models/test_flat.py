@@ -1,4 +1,4 @@
-"""One flat vector <-> a module: views, frozen and tied parameters, buffers, parts, saving."""
+"""FlatModel: views, frozen and tied parameters, buffers, parts, saving and loading."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_gradient_is_the_one_of_autograd() -> None:
     assert torch.equal(g, flat.gradient) and all(p.grad is None for p in flat.module.parameters())
 
 
-def test_predict_runs_another_theta_and_leaves_no_trace() -> None:
+def test_predict_runs_another_theta_and_changes_nothing() -> None:
     torch.manual_seed(0)
     flat = FlatModel(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
     before, x = flat.theta.clone(), torch.randn(5, 4)
@@ -117,10 +117,13 @@ def test_loading_keeps_the_buffers_and_names_what_does_not_fit(tmp_path: Path) -
     state = other.state_dict(other.theta)
     for broken, word in (
         ({k: v for k, v in state.items() if k != "head.bias"}, "lacks head.bias"),
-        ({**state, "extra": torch.zeros(1)}, "has besides extra"),
-        ({**state, "head.bias": torch.zeros(4)}, "another shape head.bias"),
-        ({**state, "head.bias": state["head.bias"].long()}, "another kind of number head.bias"),
-        ({**state, "head.bias": state["head.bias"].double() * 0 + 1e300}, "too large for the model's type head.bias"),
+        ({**state, "extra": torch.zeros(1)}, "the model does not have extra"),
+        ({**state, "head.bias": torch.zeros(4)}, "the shape differs in head.bias"),
+        ({**state, "head.bias": state["head.bias"].long()}, "the kind of number .* differs in head.bias"),
+        (
+            {**state, "head.bias": state["head.bias"].double() * 0 + 1e300},
+            "too large for .* type in head.bias",
+        ),
     ):
         with pytest.raises(FedadcError, match=word):
             flat.load_state_dict(broken, "file")
@@ -234,7 +237,7 @@ def test_impossible_models_are_one_sentence(make: Any, options: dict[str, Any], 
 
 
 class Dropping(nn.Module):
-    """Features through dropout; it raises when asked for a batch of three, after it has dropped."""
+    """Features through dropout; a batch of three raises an error, after dropout was applied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +272,7 @@ def test_embed_is_in_training_mode_and_features_are_not() -> None:
     assert torch.equal(flat.features(flat.theta, x), flat.features(flat.theta, x))
 
 
-def test_features_run_another_theta_frozen_and_leave_no_trace() -> None:
+def test_features_run_another_theta_frozen_and_change_nothing() -> None:
     torch.manual_seed(0)
     flat, x = FlatModel(Dropping()), torch.randn(5, 4)
     before, other = flat.theta.clone(), torch.randn_like(flat.theta)
@@ -284,7 +287,7 @@ def test_features_run_another_theta_frozen_and_leave_no_trace() -> None:
 
 
 @pytest.mark.parametrize("ask", ["features", "predict"])
-def test_a_forward_that_raises_leaves_no_trace_either(ask: str) -> None:
+def test_a_forward_that_raises_changes_nothing_either(ask: str) -> None:
     flat = FlatModel(Dropping())
     before = flat.theta.clone()
     with pytest.raises(ArithmeticError, match="three"):
@@ -304,6 +307,6 @@ class Prior(nn.Module):
         return self.logits.expand(len(x), -1)
 
 
-def test_what_a_frozen_model_said_does_not_follow_theta() -> None:
-    said = FlatModel(Prior()).predict(torch.ones(3), torch.zeros(2, 1))
-    assert torch.equal(said, torch.ones(2, 3)) and not said.requires_grad
+def test_predictions_of_a_frozen_model_do_not_follow_theta() -> None:
+    logits = FlatModel(Prior()).predict(torch.ones(3), torch.zeros(2, 1))
+    assert torch.equal(logits, torch.ones(2, 3)) and not logits.requires_grad

@@ -1,4 +1,4 @@
-"""MOON's projection heads: what stands where, how large it is, and that the classifier sits on it."""
+"""MOON's projection heads: their place in each model, their size, and that the classifier follows them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def through_projection(model: Classifier, x: Tensor) -> Tensor:
     return F.linear(F.relu(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
 
 
-def test_the_cnns_projection_stands_on_average_pooling_in_the_place_of_its_layers() -> None:
+def test_the_cnns_projection_follows_average_pooling_and_replaces_its_layers() -> None:
     model = small("cnn", projection=5)
     assert isinstance(model, CNN)
     assert len(model.layers) == 0 and linear(model) == [(64, 64), (64, 5), (5, 7)]
@@ -115,7 +115,7 @@ def test_the_projection_is_initialized_like_the_other_layers() -> None:
         assert not layer.bias.any()
 
 
-def told(model: dict[str, Any]) -> str:
+def error_message(model: dict[str, Any]) -> str:
     size = {"data": {"name": "digits", "clients": 5}, "rounds": 1}
     with pytest.raises(FedadcError) as caught:
         prepare(load_config({**size, "model": model}))
@@ -125,7 +125,7 @@ def told(model: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18"])
 @pytest.mark.parametrize("bad", [0, -3, "wide", 2.5, True, [8]])
 def test_impossible_projections_are_one_sentence(name: str, bad: Any) -> None:
-    sentence = told({"name": name, "projection": bad, **({"channels": [4, 8]} if name == "cnn" else {})})
+    sentence = error_message({"name": name, "projection": bad, **({"channels": [4, 8]} if name == "cnn" else {})})
     assert sentence.startswith("model.projection") and repr(bad) in sentence and "\n" not in sentence
     assert sentence.count(". ") == 0 and sentence.endswith(".")
 
@@ -138,5 +138,5 @@ def test_python_users_get_the_same_sentence(name: str, bad: int) -> None:
 
 
 def test_logistic_regression_has_no_projection() -> None:
-    assert told({"name": "logistic", "projection": 8}).startswith("model: key 'projection' is unknown")
+    assert error_message({"name": "logistic", "projection": 8}).startswith("model: key 'projection' is unknown")
     assert set(MODELS) == {"mlp", "logistic", "cnn", "resnet18"}, "every other model is tested above"

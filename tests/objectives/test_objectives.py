@@ -1,4 +1,4 @@
-"""What clients minimize: targets, teachers, limits, and each loss against its formula."""
+"""Objectives: targets, teachers, limits, and each loss against its formula."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_targets_are_probability_vectors_in_float32(classes: int, seed: int, sha
     assert torch.allclose(target.sum(dim=1), torch.ones(16), atol=1e-5)
 
 
-def test_never_negative_where_the_printed_form_is() -> None:
+def test_targets_are_never_negative_where_the_papers_form_is() -> None:
     """A teacher that is confidently wrong about classes the client lacks: 1 - sum falls below 0 in float32."""
     generator_ = torch.Generator().manual_seed(0)
     logits = torch.randn(4096, 100, generator=generator_) * 3
@@ -61,7 +61,7 @@ def test_never_negative_where_the_printed_form_is() -> None:
     rho[0] = 1
     p = logits.softmax(dim=1)
     printed = 1 - (p * (1 - rho))[:, 1:].sum(dim=1)
-    assert (printed < 0).any()  # the trap is real
+    assert (printed < 0).any()  # the paper's form does fail here
     assert (confidence_target(logits, y, rho) >= 0).all()
 
 
@@ -87,9 +87,9 @@ def local_of(client: int = 1) -> tuple[Federation, Local]:
     federation = Federation(
         model=MLP((5,), 4, [6]).double(), data=small_federation(), local=LocalWork(steps=2, batch_size=4)
     )
-    place, state = federation.context, federation.start()
+    context, state = federation.context, federation.start()
     return federation, Local(
-        place.model, place.data(client), state.theta, {}, {}, 0.1, 2, 1.0, lambda p: generator(0, p)
+        context.model, context.data(client), state.theta, {}, {}, 0.1, 2, 1.0, lambda p: generator(0, p)
     )
 
 
@@ -115,7 +115,7 @@ def test_self_teacher_of_a_one_class_client_has_no_kl_gradient() -> None:
 
 
 @pytest.mark.parametrize("touched", [None, np.array([0, 3, 7, 9, 11])])
-def test_rows_made_once_agree_with_the_direct_form(touched: Any) -> None:
+def test_rows_computed_once_agree_with_rows_per_batch(touched: Any) -> None:
     """One pass over the round's samples in index order, or a pass per batch: the same to rounding."""
     _, local = local_of(client=5)
     local.touched = touched
@@ -134,7 +134,7 @@ def test_rows_made_once_agree_with_the_direct_form(touched: Any) -> None:
 
 
 def test_received_teacher_does_not_follow_the_student() -> None:
-    """Asked for the first time after the student has moved, it still is the received model."""
+    """Even if its rows are first computed after the student has moved, the teacher is the received model."""
     gradients = []
     for moved in (0.0, 1.0):
         _, local = local_of()
@@ -182,27 +182,27 @@ def test_impossible_settings_are_refused(objective: type[Objective], bad: dict[s
 
 # --- teachers --------------------------------------------------------------------------------------------------------
 
-TEACHERS: dict[str, tuple[Objective, int]] = {  # and how many models it asks
+TEACHERS: dict[str, tuple[Objective, int]] = {  # objective, number of teacher models
     "self_confidence": (SelfConfidence(lam=0.6, tau=2.0), 1),
     "not_true_distillation": (NotTrueDistillation(beta=0.7, tau=2.0), 1),
     "global_distillation": (GlobalDistillation(lam=0.8, tau=2.0), 1),
     "global_distillation of 3": (GlobalDistillation(lam=0.8, tau=2.0, window=3), 1),
     "model_contrast": (ModelContrast(mu=2.0, tau=0.5), 2),
 }
-SILENT: list[Objective] = [
+WITHOUT_TEACHER: list[Objective] = [
     CrossEntropy(), RestrictedSoftmax(), SelfConfidence(lam=0), SelfConfidence(teacher="self"),
     NotTrueDistillation(beta=0), GlobalDistillation(lam=0), GlobalDistillation(lam=0, window=3), ModelContrast(mu=0),
 ]  # fmt: skip
 
 
 def taught(kind: type[Local] = Local, dtype: torch.dtype = torch.float64) -> Local:
-    """A client whose received model, teacher and own last model are three different ones."""
+    """A client whose received model, teacher and previous model all differ."""
     torch.manual_seed(0)
     federation = Federation(model=MLP((5,), 4, [6], projection=3).to(dtype), data=small_federation())
-    place, start = federation.context, federation.start().theta
+    context, start = federation.context, federation.start().theta
     teacher, previous = (start + 0.5 * torch.randn_like(start) for _ in range(2))
     rng = lambda purpose: generator(0, purpose)  # noqa: E731
-    return kind(place.model, place.data(5), start, {"teacher": teacher}, {"previous": previous}, 0.1, 2, 1.0, rng)
+    return kind(context.model, context.data(5), start, {"teacher": teacher}, {"previous": previous}, 0.1, 2, 1.0, rng)
 
 
 def batch_of(local: Local, position: Sequence[int]) -> Batch:
@@ -210,7 +210,7 @@ def batch_of(local: Local, position: Sequence[int]) -> Batch:
 
 
 def moved(local: Local) -> Tensor:
-    """A student that is none of the teachers."""
+    """A student that differs from all teachers."""
     return local.start + 0.5 * torch.randn(local.start.shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -221,7 +221,7 @@ def loss_and_gradient(loss: Callable[[], Tensor], model: FlatModel, theta: Tenso
 
 
 class Direct(Local):
-    """Asks the teacher batch by batch."""
+    """Runs the teacher batch by batch, without a cache."""
 
     def per_sample(self, name: str, batch: Batch, make: Callable[[Batch], Tensor]) -> Tensor:
         with torch.no_grad():
@@ -231,11 +231,11 @@ class Direct(Local):
 @pytest.mark.parametrize("cut", [256, 4])
 @pytest.mark.parametrize("touched", [None, np.array([0, 3, 7, 9, 11])])
 @pytest.mark.parametrize("name", TEACHERS)
-def test_a_teacher_asked_once_says_what_it_says_batch_by_batch(
+def test_cached_teacher_rows_equal_those_computed_batch_by_batch(
     name: str, touched: Any, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, where the shape of a batch shows in the last bits."""
-    monkeypatch.setattr("fedadc.training.local.TEACHER_BATCH", cut)
+    monkeypatch.setattr("fedadc.views.local.TEACHER_BATCH", cut)
     objective = TEACHERS[name][0]
     once, direct = taught(dtype=torch.float32), taught(Direct, torch.float32)
     once.touched, student = touched, moved(once)
@@ -249,7 +249,7 @@ def test_a_teacher_asked_once_says_what_it_says_batch_by_batch(
 
 
 class Watched(MLP):
-    """Keeps what it is shown, apart for training and evaluation mode."""
+    """Records its inputs, separately in training and evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__((1, 4, 4), 4, [6], projection=3)
@@ -269,7 +269,7 @@ def watched(objective: Objective, **kw: Any) -> tuple[Federation, Watched]:
     federation = Federation(model=Watched(), data=data, clients=2, method=FedAvg(objective=objective), **kw)
     module = federation.model.module
     assert isinstance(module, Watched)
-    module.trained.clear()  # what the constructor tried
+    module.trained.clear()  # inputs from the checks in the constructor
     module.frozen.clear()
     return federation, module
 
@@ -280,7 +280,7 @@ def watched(objective: Objective, **kw: Any) -> tuple[Federation, Watched]:
         (LocalWork(epochs=1, batch_size=6), 20),
         (LocalWork(epochs=5, batch_size=6), 20),
         (LocalWork(steps=30, batch_size=6), 20),
-        (LocalWork(steps=2, batch_size=6), 12),  # only those that the round touches
+        (LocalWork(steps=2, batch_size=6), 12),  # only samples that the round uses
     ],
 )
 @pytest.mark.parametrize("name", TEACHERS)
@@ -288,7 +288,7 @@ def test_a_teacher_sees_every_sample_once_a_round(name: str, work: LocalWork, sa
     objective, models = TEACHERS[name]
     federation, module = watched(objective, local=work)
     for done in federation.rounds(3):
-        if done.round == 1 and name == "model_contrast":  # there is no last model yet to be told from
+        if done.round == 1 and name == "model_contrast":  # there is no previous model yet
             assert not module.frozen
             continue
         assert sum(map(len, module.frozen)) == models * 2 * samples  # two clients
@@ -296,8 +296,8 @@ def test_a_teacher_sees_every_sample_once_a_round(name: str, work: LocalWork, sa
         module.frozen.clear()
 
 
-@pytest.mark.parametrize("objective", SILENT, ids=repr)
-def test_nobody_is_asked_whose_word_has_no_weight(objective: Objective) -> None:
+@pytest.mark.parametrize("objective", WITHOUT_TEACHER, ids=repr)
+def test_a_teacher_without_weight_is_never_run(objective: Objective) -> None:
     federation, module = watched(objective)
     next(federation.rounds(1))
     assert module.trained and not module.frozen
@@ -323,7 +323,7 @@ def test_a_teacher_sees_the_augmented_inputs(name: str) -> None:
 
 
 def formula(objective: Any, local: Local, batch: Batch) -> Callable[[], Any]:
-    """Each loss as its paper prints it, with what the teachers say as constants."""
+    """Each loss as its paper prints it, with the teachers' predictions as constants."""
     model, y, tau, n = local.model, batch.y, objective.tau, len(batch.y)
     received = model.predict(local.start, batch.x)
     average = model.predict(local.server["teacher"], batch.x)
@@ -346,8 +346,8 @@ def formula(objective: Any, local: Local, batch: Batch) -> Callable[[], Any]:
             theirs, ours = (v[others].view(n, 3) / tau for v in (received, logits))
             return ce + objective.beta * tau**2 * kl(theirs.softmax(dim=1), ours)
         if isinstance(objective, GlobalDistillation):
-            word = average if objective.window > 1 else received
-            return ce + objective.lam * tau**2 * kl((word / tau).softmax(dim=1), logits / tau)
+            teacher = average if objective.window > 1 else received
+            return ce + objective.lam * tau**2 * kl((teacher / tau).softmax(dim=1), logits / tau)
         s_glob, s_prev = (
             ((z * other).sum(dim=1) / (z.norm(dim=1) * other.norm(dim=1)) / tau).exp() for other in (z_glob, z_prev)
         )
@@ -367,7 +367,7 @@ def test_loss_and_gradient_are_those_of_the_formula_with_a_constant_teacher(name
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
     ce, _ = loss_and_gradient(partial(CrossEntropy(), local.model, batch, local), local.model, student)
-    assert abs(float(found[0] - ce)) > 1e-3  # the term counts
+    assert abs(float(found[0] - ce)) > 1e-3  # the additional term matters
 
 
 # --- logits as parameters: gradients are those with respect to the logits --------------------------------------------
@@ -410,7 +410,7 @@ def test_not_true_distillation_never_moves_the_true_logit() -> None:
     assert ((both - ce)[~true].abs() > 1e-4).all()
 
 
-def test_not_true_distillation_says_nothing_about_two_classes() -> None:
+def test_not_true_distillation_has_no_effect_with_two_classes() -> None:
     torch.manual_seed(0)
     student, teacher, y = torch.randn(5, 2), 9 * torch.randn(5, 2), [0, 1, 1, 0, 1]
     plain, both = on_logits(CrossEntropy(), student, y), on_logits(NotTrueDistillation(beta=7.0), student, y, teacher)
@@ -443,7 +443,7 @@ def test_restricted_softmax_scales_in_the_type_of_the_logits(soft: bool) -> None
     assert loss.dtype == g.dtype == torch.float32
 
 
-def test_evaluation_knows_no_restriction() -> None:
+def test_evaluation_is_not_restricted() -> None:
     """With alpha = 0 a client's own scale would wipe out the classes that it lacks."""
     torch.manual_seed(0)
     model, data = MLP((5,), 4, [6]), small_federation()
@@ -495,15 +495,15 @@ def contrasting(cohort: int = 3) -> Federation:
     return Federation(model=model, data=small_federation(), method=method, local=work, cohort=cohort)
 
 
-def test_the_previous_model_is_the_clients_own_of_its_last_round() -> None:
+def test_the_previous_model_is_the_clients_own_from_its_last_round() -> None:
     federation = contrasting()
-    place, state, again = federation.context, federation.start(), 0
+    context, state, again = federation.context, federation.start(), 0
     for result in federation.rounds(6):
         now = result.state.clients
         for k in result.cohort:
-            order = ClientTask(k, int(steps_of(place, np.array([k]))[0]), state.clients)
+            order = ClientTask(k, int(steps_of(context, np.array([k]))[0]), state.clients)
             with deterministic():
-                report = local_update(place, ServerBroadcast(result.round, result.lr, state.theta, {}), order)
+                report = local_update(context, ServerBroadcast(result.round, result.lr, state.theta, {}), order)
             assert torch.equal(now[k]["previous"], report.state["previous"])
             assert torch.allclose(now[k]["previous"], state.theta - report.upload["delta"], rtol=0, atol=1e-14)
             again += order.state is not None
@@ -513,12 +513,12 @@ def test_the_previous_model_is_the_clients_own_of_its_last_round() -> None:
     assert again > 3 and len(state.clients) > 3
 
 
-def test_a_client_that_has_a_last_round_trains_with_it() -> None:
+def test_a_client_that_has_a_previous_model_trains_with_it() -> None:
     federation = contrasting()
-    place, theta = federation.context, federation.start().theta
+    context, theta = federation.context, federation.start().theta
     with deterministic():
         first, same, other = (
-            local_update(place, ServerBroadcast(1, 0.3, theta, {}), ClientTask(2, 4, {2: state})).upload["delta"]
+            local_update(context, ServerBroadcast(1, 0.3, theta, {}), ClientTask(2, 4, {2: state})).upload["delta"]
             for state in (None, {"previous": theta}, {"previous": theta + 1})
         )
     assert torch.equal(first, same) and not torch.allclose(first, other, atol=1e-6)
@@ -526,17 +526,17 @@ def test_a_client_that_has_a_last_round_trains_with_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_contrast_of_a_first_round_is_constant(dtype: torch.dtype) -> None:
-    """With a classifier of zeros no gradient reaches the features but the contrast's."""
+    """With a classifier of zeros, only the contrast has a gradient with respect to the features."""
     local, objective = taught(dtype=dtype), ModelContrast(mu=7.3)
     student, batch = moved(local).to(dtype), batch_of(local, [3, 0, 7])
     student[local.model.part("head")] = 0
     features = local.model.part("embed")
     _, g = loss_and_gradient(partial(objective, local.model, batch, local), local.model, student)
-    assert g[features].abs().max() > 1e-3  # of a client that has been here
+    assert g[features].abs().max() > 1e-3  # a client with a previous model
     local._rows.clear()
     local.client = objective.client_state(local.start)
     loss, g = loss_and_gradient(partial(objective, local.model, batch, local), local.model, student)
-    assert g[features].abs().max() <= 100 * torch.finfo(dtype).eps  # zero but for the order of additions
+    assert g[features].abs().max() <= 100 * torch.finfo(dtype).eps  # zero up to rounding
     assert float(loss) == pytest.approx(math.log(4) + 7.3 * math.log(2), rel=1e-6)
 
 
@@ -591,7 +591,7 @@ DERIVED = [
 
 @pytest.mark.parametrize("objective", DERIVED, ids=repr)
 def test_a_closed_form_is_the_loss_and_its_derivative(objective: Any) -> None:
-    """What `derivative` says of the logits is what autograd says of `__call__`."""
+    """`derivative` equals the gradient of `__call__` by autograd."""
     local = taught()
     batch, theta = batch_of(local, [0, 3, 5]), moved(local)
     assert objective.derivative is not None
@@ -602,7 +602,7 @@ def test_a_closed_form_is_the_loss_and_its_derivative(objective: Any) -> None:
 
 
 @pytest.mark.parametrize("objective", [SelfConfidence(tau=2.0), SelfConfidence(teacher="self")], ids=repr)
-def test_where_the_closed_form_does_not_hold_there_is_none(objective: Any) -> None:
+def test_there_is_no_closed_form_where_it_would_be_wrong(objective: Any) -> None:
     assert objective.derivative is None
 
 

@@ -1,4 +1,4 @@
-"""Every partition rule gives every sample one owner and every client a sample, or says why it cannot."""
+"""Every partition gives every sample one owner and every client a sample, or raises an error that says why not."""
 
 from __future__ import annotations
 
@@ -294,7 +294,9 @@ TEN = equal_labels(3, 10)  # 30 samples
         (Pooled(), 2, ["one client", "data.clients is 2"]),
     ],
 )
-def test_impossible_settings_say_so(rule: Partition, clients: int | None, words: list[str]) -> None:
+def test_impossible_settings_are_refused_with_the_reason(
+    rule: Partition, clients: int | None, words: list[str]
+) -> None:
     with pytest.raises(FedadcError) as error:
         deal(rule, TEN, 10, clients)
     assert all(word in str(error.value) for word in words), error.value

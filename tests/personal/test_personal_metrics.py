@@ -1,4 +1,4 @@
-"""The clients' own models on their own shares of the test samples: against counts by hand, and what a user sees."""
+"""Metrics of personal models on local test shares: against an independent count, and as a user sees them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PERSONALIZED = [name for name, cls in METHODS.items() if cls.personalized]
 
 
 def data() -> Dataset:
-    """With validation samples, and more test samples than one cut takes."""
+    """A data set with validation samples, and with more test samples than one evaluation batch."""
     rng = np.random.default_rng(7)
     held = [
         Samples(torch.from_numpy(rng.normal(size=(n, 5))), torch.from_numpy(rng.integers(4, size=n))) for n in (90, 30)
@@ -48,8 +48,8 @@ def federation(method: Method, data: Dataset, **kw: Any) -> Federation:
 
 
 @pytest.mark.parametrize("method", [FedPer(), FedRep(), Ditto()], ids=lambda m: type(m).__name__)
-def test_each_sample_is_judged_by_its_own_clients_model(method: Method) -> None:
-    """By plain autograd modules and the shares alone; clients that were never selected have the global model."""
+def test_each_test_sample_is_evaluated_with_the_model_of_its_client(method: Method) -> None:
+    """Recomputed with plain torch modules and the shares; clients that were never selected have their initial state."""
     made = federation(method, data(), data_seed=9)
     samples, module = made.data, MLP((5,), 4, [7]).double()
     counts = made.clients.class_counts(samples.train.y, 4)
@@ -72,7 +72,7 @@ def test_each_sample_is_judged_by_its_own_clients_model(method: Method) -> None:
             assert done.metrics[f"{prefix}personal_loss"] == pytest.approx(np.mean(losses), rel=1e-12)
 
 
-def test_shares_are_known_to_everybody_and_need_test_samples() -> None:
+def test_local_test_shares_are_available_and_need_test_samples() -> None:
     made = federation(FedAvg(), data())
     assert made.local_tests is made.local_tests and len(made.local_tests) == 6
     assert sorted(made.local_tests.indices.tolist()) == list(range(90))
@@ -81,8 +81,8 @@ def test_shares_are_known_to_everybody_and_need_test_samples() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_measured(name: str) -> None:
-    """Global metrics where there is a global model (of clients alone, their mean), personal ones of personal models."""
+def test_each_method_has_the_metrics_of_its_models(name: str) -> None:
+    """Global metrics with a global model (local_only: the mean over its models), personal ones with personal models."""
     last = list(federation(METHODS[name](), data(), evaluation=Evaluation(metrics=EXTRA_METRICS)).rounds(2))[-1]
     kinds = {key.replace("validation_", "").replace("test_", "") for key in last.metrics}
     measured = {"accuracy", "loss", *EXTRA_METRICS}
@@ -94,13 +94,13 @@ def test_what_is_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PERSONALIZED)
-def test_without_test_samples_nothing_is_measured(name: str) -> None:
+def test_without_test_samples_there_are_no_metrics(name: str) -> None:
     last = list(federation(METHODS[name](), replace(small_federation(), test=None)).rounds(2))[-1]
     assert last.metrics == {}
 
 
 def test_one_model_for_all_gives_the_accuracy_of_the_test_set() -> None:
-    """Shares are disjoint and together all test samples: what FedAvg's clients would have is its test accuracy."""
+    """Shares are disjoint and cover all test samples, so with one model personal and test accuracy are equal."""
 
     class Shown(FedAvg):
         personalized = True
@@ -110,8 +110,8 @@ def test_one_model_for_all_gives_the_accuracy_of_the_test_set() -> None:
         assert done.metrics["personal_loss"] == pytest.approx(done.metrics["test_loss"], rel=1e-12)
 
 
-def test_a_run_ends_when_its_own_models_reach_the_accuracy() -> None:
-    """Of FedPer, which has no other; on validation data where there is some. Ditto's global model is FedAvg's."""
+def test_a_run_stops_when_personal_models_reach_the_accuracy() -> None:
+    """FedPer stops by personal accuracy, on validation data if there is any; Ditto by its global model, as FedAvg."""
     rounds = list(federation(FedPer(), data()).rounds(6))
     curve = [r.metrics["validation_personal_accuracy"] for r in rounds]
     goal = sorted(curve)[2]
@@ -122,7 +122,7 @@ def test_a_run_ends_when_its_own_models_reach_the_accuracy() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
-def test_what_a_user_sees_of_clients_with_heads_of_their_own(name: str, call: Call, tmp_path: Path) -> None:
+def test_runs_with_personal_heads_report_personal_accuracy(name: str, call: Call, tmp_path: Path) -> None:
     printed = fine(call("run", "small.yaml", f"method={name}", "--out", "a"))
     last = records(tmp_path / "a")[-1]
     assert f"personal accuracy {last['personal_accuracy']:.4f}" in printed and "test accuracy" not in printed
@@ -130,10 +130,10 @@ def test_what_a_user_sees_of_clients_with_heads_of_their_own(name: str, call: Ca
     refused(call("compare", "a"), "it has lr, personal_accuracy")
     (row,) = json.loads(fine(call("compare", "a", "--metric", "personal_accuracy", "--json")))
     assert row["best"] >= row["value"] > 0
-    refused(call("evaluate", "a"), "each client has a head of its own; see personal_accuracy in metrics.jsonl")
+    refused(call("evaluate", "a"), "each client has its own head; see personal_accuracy in metrics.jsonl")
 
 
-def test_a_prolonged_run_is_not_evaluated_again(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_does_not_evaluate_again(tmp_path: Path) -> None:
     config = {**SMALL, "method": "fedper"}
     run(config, out=tmp_path / "a")
     before = (tmp_path / "a/metrics.jsonl").read_bytes()
@@ -150,7 +150,7 @@ EXPERIMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_an_experiment_chooses_by_own_models_and_shows_them(call: Call, tmp_path: Path) -> None:
+def test_an_experiment_chooses_by_personal_models_and_shows_them(call: Call, tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(EXPERIMENT))
     rows = json.loads(fine(call("experiment", "e.yaml", "--out", "e", "--jobs", "2", "--json")))
     assert [row["metric"] for row in rows] == ["personal_accuracy"] * 2
@@ -159,7 +159,7 @@ def test_an_experiment_chooses_by_own_models_and_shows_them(call: Call, tmp_path
 
 @pytest.mark.parametrize(("choose_by", "method"), [("validation_accuracy", "fedper"), ("personal_accuracy", "ditto"),
                                                   ("validation_personal_accuracy", "fedavg")])  # fmt: skip
-def test_an_experiment_chooses_by_nothing_that_a_run_lacks(choose_by: str, method: str, tmp_path: Path) -> None:
+def test_an_experiment_refuses_a_choose_by_that_is_not_measured(choose_by: str, method: str, tmp_path: Path) -> None:
     runs = {"one": {"set": {"method": method}, "grid": {"local.lr": [0.1, 0.2]}}}
     (tmp_path / "e.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "choose_by": choose_by, "runs": runs}))
     with pytest.raises(FedadcError, match=rf"{choose_by} is not measured by runs\.one|never chosen on test data"):

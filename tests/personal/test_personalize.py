@@ -1,4 +1,4 @@
-"""PersonalizationResult: calibration is the inner loop with the body held still, and nothing else; figures by hand."""
+"""Personalization: calibration equals the inner loop with a frozen body; statistics match values computed by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def small_mlp() -> nn.Module:
 
 
 class Bent(nn.Module):
-    """No chain that Dense knows, and a head of two layers."""
+    """A model that is no plain chain of dense layers, with a head of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Bent(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Masked(fedadc.FedProx):
-    """The same local work on the whole model, with the body's gradient taken away."""
+    """FedProx on the whole model with the gradient of the body set to zero."""
 
     mu: float = 0.0
 
@@ -88,13 +88,13 @@ class Masked(fedadc.FedProx):
         return g
 
 
-# --- calibration is local work with the body held still -------------------------------------------------------------
+# --- calibration is local work with a frozen body -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [small_mlp, Bent])
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_calibrating_the_head_is_the_inner_loop_with_the_bodys_gradient_masked(regularizer: str, make: Any) -> None:
-    """In float64. Without clipping, which is by the norm of what is trained."""
+def test_calibrating_the_head_equals_training_with_the_bodys_gradient_masked(regularizer: str, make: Any) -> None:
+    """In float64, and without clipping, whose norm would include the body."""
     plain = replace(WORK, clip=None)
     trained = federation(make(), plain)
     theta, place = trained.start().theta, trained.context
@@ -109,11 +109,11 @@ def test_calibrating_the_head_is_the_inner_loop_with_the_bodys_gradient_masked(r
             local_update(whole, ServerBroadcast(0, plain.lr, theta, {}), ClientTask(client, steps))
             expected = trained.model.theta.clone()
             trained.model.theta.copy_(theta)
-            own = part.seen(trained.data.train, trained.clients[client])
+            own = part.features(trained.data.train, trained.clients[client])
             tuned = calibrated(part, place, client, own, plain, method)
         assert torch.equal(expected[trained.model.part("embed")], theta[trained.model.part("embed")])
         assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
-        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)  # it did move
+        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)  # the head has changed
     assert torch.equal(trained.model.theta, theta)
 
 
@@ -121,7 +121,7 @@ def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **s
     calibration = Calibration(work=WORK, layers=layers, **settings)
     part = tuned_part(trained, trained.start().theta, layers)
     with deterministic():
-        seen = [part.seen(trained.data.train, trained.clients[k]) for k in range(len(trained.clients))]
+        seen = [part.features(trained.data.train, trained.clients[k]) for k in range(len(trained.clients))]
         return [
             calibrated(part, trained.context, k, own, WORK, calibration.method(regularizer))
             for k, own in enumerate(seen)
@@ -129,7 +129,7 @@ def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **s
 
 
 @pytest.mark.parametrize("layers", ["head", "all"])
-def test_a_regularizer_of_no_weight_is_none_bit_for_bit(layers: str) -> None:
+def test_a_regularizer_with_weight_zero_equals_none_bit_for_bit(layers: str) -> None:
     trained = federation(small_mlp())
     plain = ends(trained, "none", layers)
     for name, weight in (("prox", "mu"), ("confidence", "lam")):
@@ -137,15 +137,15 @@ def test_a_regularizer_of_no_weight_is_none_bit_for_bit(layers: str) -> None:
         assert not any(map(torch.equal, plain, ends(trained, name, layers, **{weight: 0.5})))
 
 
-def test_a_stronger_pull_stays_nearer_to_the_global_head() -> None:
+def test_a_larger_mu_keeps_the_head_nearer_to_the_global_one() -> None:
     trained = federation(small_mlp())
     start = trained.start().theta[trained.model.part("head")]
     far = [torch.stack([(e - start).norm() for e in ends(trained, "prox", mu=mu)]) for mu in (0.0, 1.0, 4.0)]
     assert (far[0] > far[1]).all() and (far[1] > far[2]).all()
 
 
-def test_the_whole_model_is_tuned_as_local_work_tunes_it() -> None:
-    """With the run's own augmentation."""
+def test_tuning_the_whole_model_equals_local_work() -> None:
+    """Including the augmentation of the run."""
     x, y = torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8), torch.arange(30) % 3
     torch.manual_seed(0)
     net = CNN((1, 8, 8), 3, channels=(3,), hidden=(4,))
@@ -154,7 +154,7 @@ def test_the_whole_model_is_tuned_as_local_work_tunes_it() -> None:
     theta, place = trained.start().theta, trained.context
     part = tuned_part(trained, theta, "all")
     with deterministic():
-        own = part.seen(data.train, trained.clients[1])
+        own = part.features(data.train, trained.clients[1])
         tuned = calibrated(part, place, 1, own, WORK, fedadc.FedAvg())
         local_update(
             place, ServerBroadcast(0, WORK.lr, theta, {}), ClientTask(1, int(steps_of(place, np.array([1]))[0]))
@@ -162,7 +162,7 @@ def test_the_whole_model_is_tuned_as_local_work_tunes_it() -> None:
     assert torch.equal(tuned, trained.model.theta)
 
 
-def test_features_are_made_once_and_are_those_of_the_frozen_model() -> None:
+def test_features_are_computed_once_with_the_frozen_body() -> None:
     calls = []
 
     class Counting(Bent):
@@ -173,7 +173,7 @@ def test_features_are_made_once_and_are_those_of_the_frozen_model() -> None:
     trained = federation(Counting())
     part = tuned_part(trained, trained.start().theta, "head")
     calls.clear()
-    own = part.seen(trained.data.train, trained.clients[5])
+    own = part.features(trained.data.train, trained.clients[5])
     with deterministic():
         for regularizer in REGULARIZERS:
             calibrated(part, trained.context, 5, own, WORK, Calibration(work=WORK).method(regularizer))
@@ -206,31 +206,31 @@ class Otherwise(Bent):
         (Otherwise, r"forward\(x\) is not head\(embed\(x\)\)"),
     ],
 )
-def test_a_model_without_a_classifier_of_its_own_can_only_be_tuned_whole(make: Any, words: str) -> None:
+def test_a_model_without_a_separate_classifier_can_only_be_tuned_whole(make: Any, words: str) -> None:
     trained = federation(make())
     with pytest.raises(FedadcError, match=words):
         tuned_part(trained, trained.start().theta, "head")
     assert len(ends(trained, "none", "all")) == 6
 
 
-def test_a_calibration_that_leaves_the_finite_numbers_names_the_client() -> None:
+def test_a_diverged_calibration_names_the_client() -> None:
     trained = federation(Bent())
     part = tuned_part(trained, trained.start().theta, "head")
-    own = part.seen(trained.data.train, trained.clients[2])
+    own = part.features(trained.data.train, trained.clients[2])
     wild = replace(WORK, clip=None, lr=1e30)
-    with deterministic(), pytest.raises(Diverged, match="client 2: calibration has left"):
+    with deterministic(), pytest.raises(Diverged, match="client 2: calibration diverged"):
         calibrated(part, trained.context, 2, own, wild, fedadc.FedProx(mu=1e200))
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------------------------
 
 
-def test_the_figures_of_a_row_by_hand() -> None:
+def test_the_statistics_of_a_row_match_values_computed_by_hand() -> None:
     counts = [
         ClientAccuracy(0, "0", 9, 10, 9, 5),  # 0.5 -> 0.9
         ClientAccuracy(1, "1", 9, 2, 1, 2),  # 1.0 -> 0.5
-        ClientAccuracy(2, "2", 9, 4, 3, 3),  # the same
-        ClientAccuracy(3, "3", 9, 0, 0, 0),  # nothing to say
+        ClientAccuracy(2, "2", 9, 4, 3, 3),  # unchanged
+        ClientAccuracy(3, "3", 9, 0, 0, 0),  # not counted: no test samples
     ]
     f = ResultRow("r", "none", counts=counts).figures()
     assert (f.clients, f.tested) == (4, 3)
@@ -238,7 +238,7 @@ def test_the_figures_of_a_row_by_hand() -> None:
     assert f.global_std == pytest.approx(0.25)
     assert (f.global_cumulative, f.personal_cumulative) == (10 / 16, 13 / 16)
     assert (f.gained, f.lost) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    alone = ResultRow("r", "own", counts=[replace(c, right_global=None) for c in counts])
+    alone = ResultRow("r", "own", counts=[replace(c, global_correct=None) for c in counts])
     assert (alone.figures().global_mean, alone.figures().gained, alone.figures().tested) == (None, None, 3)
     assert table_rows([alone])[1] == [["r, own", "3", "–", "71.7 ± 20.2", "– → 81.2", "–", "–"]]
     empty = ResultRow("r", "none", counts=counts[3:]).figures()
@@ -248,7 +248,7 @@ def test_the_figures_of_a_row_by_hand() -> None:
 NAMES = ("0", "1", "2", "3")
 
 
-def test_clients_are_asked_for_by_name_too() -> None:
+def test_clients_can_be_selected_by_name() -> None:
     names = ("east", "north", "7")
     assert client_numbers("north,0", names) == [0, 1] and client_numbers("7", names) == [2]
     with pytest.raises(FedadcError, match="'south' is not a client"):
@@ -256,22 +256,22 @@ def test_clients_are_asked_for_by_name_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("selected", "found"),
     [(None, [0, 1, 2, 3]), ("2", [2]), ("3,0-1", [0, 1, 3]), (" 1-2 ,2", [1, 2])],
 )
-def test_clients_are_asked_for_by_numbers_and_ranges(asked: Any, found: list[int]) -> None:
-    assert client_numbers(asked, NAMES) == found == client_numbers(asked and found, NAMES)
+def test_clients_can_be_selected_by_numbers_and_ranges(selected: Any, found: list[int]) -> None:
+    assert client_numbers(selected, NAMES) == found == client_numbers(selected and found, NAMES)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("selected", "words"),
     [("4", "no client 4; the run has the clients 0 to 3"), ("0-9", "no client 9"),
-     ("a", "'a' is not a client, a client's number"), ("", "'' is not"), ("1,", "'' is not"),
+     ("a", "'a' is not a client's name, its number"), ("", "'' is not"), ("1,", "'' is not"),
      ("-1", "'-1' is not"), ("3-1", "begins after its end"), ([-1], "'-1'")],
 )  # fmt: skip
-def test_clients_that_are_none_are_refused(asked: Any, words: str) -> None:
+def test_unknown_clients_are_refused(selected: Any, words: str) -> None:
     with pytest.raises(FedadcError, match=words):
-        client_numbers(asked, NAMES)
+        client_numbers(selected, NAMES)
 
 
 # --- a run, end to end ----------------------------------------------------------------------------------------------
@@ -286,16 +286,16 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained_run: Path, tmp_path: Path) -> Path:
-    """A copy of its own."""
+    """A copy of the trained run that a test may change."""
     return Path(shutil.copytree(trained_run, tmp_path / "digits"))
 
 
-def test_files_figures_and_a_whole_model(run: Path) -> None:
+def test_files_statistics_and_a_whole_model(run: Path) -> None:
     before = contents(run)
     result = personalize(run, regularizers=["none", "confidence"])
     written = contents(run / "personal")
     assert set(written) == {
-        *(f"{way}/client-{k:05d}.safetensors" for way in ("none", "confidence") for k in range(8)),
+        *(f"{regularizer}/client-{k:05d}.safetensors" for regularizer in ("none", "confidence") for k in range(8)),
         "clients.csv", "summary.json", "personal.png",
     }  # fmt: skip
     assert written["personal.png"].startswith(b"\x89PNG") and len(result.rows) == 2
@@ -306,7 +306,7 @@ def test_files_figures_and_a_whole_model(run: Path) -> None:
     assert all(torch.equal(state[n], tuned.get(n, whole[n])) for n in whole)
     assert not torch.equal(state["head.weight"], whole["head.weight"])
 
-    # the figures again, by a module of one's own on the shares that are the clients'
+    # recompute the accuracies with a separate module on the clients' test shares
     plan = prepare(fedadc.load_config(run / "config.yaml"))
     shares = shares_of(plan)
     module = MLP((64,), 10, hidden=(16,))
@@ -314,31 +314,34 @@ def test_files_figures_and_a_whole_model(run: Path) -> None:
         indices = torch.from_numpy(shares.tests[client]).long()
         x = plan.federation.context.inputs.gather(shares.test, shares.tests[client])[0].flatten(1)
         count = result.rows[0].counts[client]
-        for weights, right in ((whole, count.right_global), (personal_state_dict(run, client, "none"), count.right)):
+        for weights, correct in (
+            (whole, count.global_correct),
+            (personal_state_dict(run, client, "none"), count.correct),
+        ):
             module.load_state_dict(weights)
-            assert int((module(x).argmax(dim=1) == shares.test.y[indices]).sum()) == right
+            assert int((module(x).argmax(dim=1) == shares.test.y[indices]).sum()) == correct
     lines = list(csv.DictReader((run / "personal/clients.csv").read_text().splitlines()))
     assert len(lines) == 16 and float(lines[3]["personal_accuracy"]) == pytest.approx(
-        result.rows[0].counts[3].right / result.rows[0].counts[3].test
+        result.rows[0].counts[3].correct / result.rows[0].counts[3].test
     )
     summary = json.loads((run / "personal/summary.json").read_text())
     assert summary["rows"][1] == result.rows[1].as_dict() and summary["settings"]["epochs"] == 2
     assert {name: content for name, content in contents(run).items() if not name.startswith("personal")} == before
 
 
-def test_calibration_begins_at_the_learning_rate_before_any_schedule(tmp_path: Path) -> None:
+def test_calibration_uses_the_learning_rate_before_any_schedule(tmp_path: Path) -> None:
     local = {"steps": 4, "lr": 0.1, "schedule": {"name": "step", "every": 1, "gamma": 0.1}}
     fedadc.run({**DIGITS, "local": local}, out=tmp_path / "run")
-    for name, lr in (("usual", None), ("first", 0.1), ("last", 0.001)):
+    for name, lr in (("default", None), ("first", 0.1), ("last", 0.001)):
         personalize(tmp_path / "run", lr=lr, clients="0", out=tmp_path / name)
-    usual, first, last = (
-        (tmp_path / n / "none/client-00000.safetensors").read_bytes() for n in ("usual", "first", "last")
+    default, first, last = (
+        (tmp_path / n / "none/client-00000.safetensors").read_bytes() for n in ("default", "first", "last")
     )
-    assert usual == first != last
+    assert default == first != last
 
 
-def test_no_client_matters_to_another(run: Path, tmp_path: Path) -> None:
-    """Whoever else is asked for, in whatever order, and whatever other regularizers."""
+def test_a_client_does_not_depend_on_other_clients(run: Path, tmp_path: Path) -> None:
+    """The result is the same with other clients, in another order, and with other regularizers."""
     everybody = personalize(run, regularizers=["prox", "none"], out=tmp_path / "all")
     some = personalize(run, clients=[5, 3], out=tmp_path / "some")
     for client in (3, 5):
@@ -353,24 +356,24 @@ def stopping(run: str, clients: int) -> None:
     raise Stopped(15)
 
 
-def test_what_stands_there_is_replaced_only_when_asked_for_and_only_if_it_is_ours(run: Path) -> None:
+def test_results_are_replaced_only_with_overwrite_and_only_our_own(run: Path) -> None:
     personalize(run, clients="0")
-    with pytest.raises(FedadcError, match="is there already"):
+    with pytest.raises(FedadcError, match="already exists"):
         personalize(run)
     before = contents(run)
     for settings in ({"regularizers": ["none", "prox"], "mu": 1e30, "epochs": 9}, {"watch": stopping}):
         with pytest.raises((Diverged, Stopped)):
             personalize(run, overwrite=True, **settings)  # type: ignore[arg-type]
-        assert contents(run) == before  # nothing half-written
+        assert contents(run) == before  # no partial results
     personalize(run, clients="1", overwrite=True)
     assert [p.name for p in (run / "personal/none").iterdir()] == ["client-00001.safetensors"]
     (run / "personal/notes.txt").write_text("mine")
-    with pytest.raises(FedadcError, match=r"holds notes\.txt, which is no part of one"):
+    with pytest.raises(FedadcError, match=r"contains notes\.txt, which `personalize` did not write"):
         personalize(run, overwrite=True)
     assert not list(run.glob("*.part"))
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_no_files(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(run)
 
     def full(files: Any) -> None:
@@ -382,7 +385,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(run: Path, monkeypatch: 
     assert contents(run) == before and not list(run.glob("personal*"))
 
 
-def test_several_runs_are_looked_at_before_any_is_written(run: Path, tmp_path: Path) -> None:
+def test_all_runs_are_checked_before_any_is_written(run: Path, tmp_path: Path) -> None:
     cut = Path(shutil.copytree(run, tmp_path / "cut"))
     (cut / "model.safetensors").unlink()
     with pytest.raises(FedadcError, match=r"cut has no model\.safetensors"):
@@ -390,13 +393,15 @@ def test_several_runs_are_looked_at_before_any_is_written(run: Path, tmp_path: P
     assert not (run / "personal").exists()
 
 
-def test_a_run_with_personal_models_can_go_on_and_be_replaced(run: Path) -> None:
+def test_a_run_with_personal_models_can_be_resumed_and_replaced(run: Path) -> None:
     personalize(run)
-    (run / "personal-old.part").mkdir()  # of a process that was killed
+    (run / "personal-old.part").mkdir()  # as a killed process would leave it
     kept = contents(run / "personal")
     fedadc.resume(run, ["rounds=4"])
     assert contents(run / "personal") == kept and not (run / "personal-old.part").exists()
-    with pytest.raises(FedadcError, match=r"goes with the model of round 3, but .* is of round 4; personalize again"):
+    with pytest.raises(
+        FedadcError, match=r"was tuned from the model of round 3, but .* is of round 4; personalize again"
+    ):
         personal_state_dict(run, 0)
     personalize(run, overwrite=True)
     assert personal_state_dict(run, 0)
@@ -404,18 +409,18 @@ def test_a_run_with_personal_models_can_go_on_and_be_replaced(run: Path) -> None
     assert not (run / "personal").exists() and not list(run.glob(".replaced-*"))
     (run / "personal").mkdir()
     (run / "personal/letters.txt").write_text("dear")
-    with pytest.raises(FedadcError, match="holds personal, which is not part of a run"):
+    with pytest.raises(FedadcError, match="contains personal, which is not part of a run"):
         fedadc.run({**DIGITS, "rounds": 1}, out=run, overwrite=True)
 
 
-def test_models_that_a_method_keeps_at_its_clients_have_a_row(tmp_path: Path) -> None:
-    """Of local_only, which has no global model; client by client from the checkpoint, never selected ones too."""
+def test_models_that_a_method_stores_have_a_row(tmp_path: Path) -> None:
+    """For local_only, which has no global model: every client's model is in the checkpoint, or is the initial one."""
     alone = {**DIGITS, "rounds": 1, "method": "local_only", "label": "alone"}
     result = fedadc.run(alone, out=tmp_path / "alone")
     fedadc.run({**DIGITS, "label": "together"}, out=tmp_path / "together")
     found = personalize([tmp_path / "alone", tmp_path / "together"], regularizers=["none", "prox"])
     assert [row.label for row in found.rows] == ["alone, own", "together, none", "together, prox"]
-    assert all(c.right_global is None for c in found.rows[0].counts)
+    assert all(c.global_correct is None for c in found.rows[0].counts)
     chosen = set(result.state.clients)
     assert 0 < len(chosen) < 8
     for client in range(8):
@@ -426,8 +431,8 @@ def test_models_that_a_method_keeps_at_its_clients_have_a_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedrep", "ditto"])
-def test_personal_figures_of_a_method_are_those_of_its_training(method: str, tmp_path: Path) -> None:
-    """Counted another way during training: all clients' own models, each on its own test share."""
+def test_the_accuracy_of_stored_models_equals_that_of_training(method: str, tmp_path: Path) -> None:
+    """Training computes the same accuracy in another way: all clients' models, each on its own test share."""
     result = fedadc.run({**DIGITS, "method": method}, out=tmp_path / "run")
     (row,) = personalize(tmp_path / "run").rows
     assert row.as_dict()["personal_cumulative"] == result.history[-1]["personal_accuracy"]
@@ -446,10 +451,10 @@ def test_personal_figures_of_a_method_are_those_of_its_training(method: str, tmp
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("method", ["fedper", "ditto"])
-def test_clients_of_a_natural_federation_are_judged_by_their_own_samples(
+def test_clients_of_a_natural_federation_are_tested_on_their_own_samples(
     method: str, named: bool, tmp_path: Path
 ) -> None:
-    """Every second client has its labels turned round: measured on another's samples, its model would be a bad one."""
+    """Every second client has inverted labels, so its model would fail on the samples of another client."""
     rng = np.random.default_rng(0)
     who, x = np.repeat(np.arange(6), 40), rng.normal(size=(240, 4)).astype(np.float32)
     y = ((x[:, 0] > 0) ^ (who % 2 == 1)).astype(int)
@@ -463,18 +468,18 @@ def test_clients_of_a_natural_federation_are_judged_by_their_own_samples(
     assert row.as_dict()["personal_cumulative"] == last["personal_accuracy"]
 
 
-def test_a_method_with_models_of_its_own_starts_from_no_other(tmp_path: Path) -> None:
+def test_the_model_option_is_refused_for_stored_models(tmp_path: Path) -> None:
     trace = tmp_path / "sites.csv"
     trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
     fedadc.run({**DIGITS, "method": "fedper", "clock": {"trace": str(trace)}}, out=tmp_path / "run")
     trace.unlink()
-    with pytest.raises(FedadcError, match="have models of their own"):
+    with pytest.raises(FedadcError, match="stores a model for each client"):
         personalize(tmp_path / "run", model="swa")
-    assert personalize(tmp_path / "run").rows  # nobody asks for the trace
+    assert personalize(tmp_path / "run").rows  # the trace is not read
 
 
-def test_what_else_a_run_had_does_not_matter(tmp_path: Path) -> None:
-    """A clock's trace may be gone, and how vectors traveled, who took part and who averaged is over."""
+def test_settings_that_only_matter_for_training_are_ignored(tmp_path: Path) -> None:
+    """The trace of the clock may be deleted; communication, selection and ensembles of the run are ignored."""
     trace = tmp_path / "sites.csv"
     trace.write_text("client,step_seconds,down,up,latency\n" + "".join(f"{k},0.1,10,10,0\n" for k in range(8)))
     extras = {"clock": {"trace": str(trace)}, "communication": {"downlink": "overlap", "uplink": "top_k"},
@@ -490,7 +495,7 @@ def test_what_else_a_run_had_does_not_matter(tmp_path: Path) -> None:
 
 
 def archive(path: Path, seed: int, clients: int = 4, **more: Any) -> Path:
-    """Client k's inputs lie around a point of their own, and most of its labels are k % 3."""
+    """An .npz file in which most labels of client k are k % 3, and inputs are centered at their label."""
     rng = np.random.default_rng(seed)
     who = np.repeat(np.arange(clients), 30)
     y = np.where(rng.random(len(who)) < 0.7, who % 3, rng.integers(0, 3, len(who)))
@@ -508,15 +513,15 @@ def natural(tmp_path: Path, **more: Any) -> Path:
     return tmp_path / "run"
 
 
-def test_a_clients_own_test_samples_are_used_where_the_data_names_them(tmp_path: Path) -> None:
+def test_test_samples_with_a_client_belong_to_that_client(tmp_path: Path) -> None:
     held = np.zeros((5, 5), dtype=np.float32)
     run = natural(tmp_path, x_test=held, y_test=np.array([0, 1, 2, 0, 1]), client_test=np.array([2, 0, 2, 2, 99]))
     counts = personalize(run).rows[0].counts
-    assert [c.test for c in counts] == [1, 0, 3, 0]  # 99 is nobody here
+    assert [c.test for c in counts] == [1, 0, 3, 0]  # the run has no client 99
     assert [c.train for c in counts] == [30] * 4
 
 
-def test_a_share_held_out_of_a_natural_federation_stays_with_its_clients(tmp_path: Path) -> None:
+def test_held_out_samples_of_a_natural_federation_stay_with_their_clients(tmp_path: Path) -> None:
     run = natural(tmp_path)
     plan = prepare(fedadc.load_config(run / "config.yaml"))
     shares, x = shares_of(plan), np.load(tmp_path / "now.npz")["x"]
@@ -526,17 +531,17 @@ def test_a_share_held_out_of_a_natural_federation_stays_with_its_clients(tmp_pat
         assert len(samples) == 30 and all(row.tobytes() in mine for row in samples)
 
 
-def test_new_data_of_the_clients_is_calibrated_on_without_training(tmp_path: Path) -> None:
+def test_calibration_on_new_data_needs_no_training(tmp_path: Path) -> None:
     run = natural(tmp_path)
     new = archive(tmp_path / "next.npz", 1)
     result = personalize(run, data=new)
-    assert [row.moment for row in result.rows] == ["before", "after", "recalibrated"]
+    assert [row.phase for row in result.rows] == ["before", "after", "recalibrated"]
     before, after, again = (row.counts for row in result.rows)
     assert before == personalize(run).rows[0].counts
-    assert [c.test for c in after] == [c.test for c in again] and [c.right_global for c in after] == [
-        c.right_global for c in again
+    assert [c.test for c in after] == [c.test for c in again] and [c.global_correct for c in after] == [
+        c.global_correct for c in again
     ]
-    # what it leaves is what a run on the new data with these weights would leave
+    # the same models as after personalizing a run on the new data that has these weights
     other = {**DIGITS, "rounds": 1, "data": {"name": "npz", "path": str(new)}, "cohort": {"size": 2}}
     fedadc.run(other, out=tmp_path / "other")
     (tmp_path / "other/model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
@@ -547,7 +552,7 @@ def test_new_data_of_the_clients_is_calibrated_on_without_training(tmp_path: Pat
         assert (run / "personal-next" / file).read_bytes() == (tmp_path / "other/personal" / file).read_bytes()
 
 
-def test_data_dealt_anew_by_a_yaml_file(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_partition_from_a_yaml_file(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "anew.yaml").write_text("data: {partition: {name: dirichlet, alpha: 0.3}}\n")
     result = personalize(run, data=tmp_path / "anew.yaml", clients="0-3")
     assert (run / "personal-anew/none/client-00002.safetensors").is_file() and not caplog.records
@@ -562,12 +567,12 @@ def test_data_dealt_anew_by_a_yaml_file(run: Path, tmp_path: Path, caplog: pytes
     ("make", "words"),
     [
         (lambda p: p, "there is no file"),
-        (lambda p: archive(p, 1, clients=9), "names the client 4, 5, 6, which the run does not have"),
+        (lambda p: archive(p, 1, clients=9), "names the clients 4, 5, 6, which the run does not have"),
         (lambda p: archive(p, 1, y=np.arange(120) % 5), "label .* does not occur in training"),
-        (lambda p: archive(p, 1, x=np.zeros((120, 6))), r"holds \[6\] torch.float64 of 3 classes, but .* \[5\]"),
-        (lambda p: archive(p, 1, client=None), "does not say which client holds what"),
+        (lambda p: archive(p, 1, x=np.zeros((120, 6))), r"has samples \[6\] torch.float64 of 3 classes, but .* \[5\]"),
+        (lambda p: archive(p, 1, client=None), "does not say which client each sample belongs to"),
         (lambda p: archive(p, 1, client=np.arange(7)), "7 client ids do not match 120 labels"),
-        (lambda p: p.with_suffix(".txt").write_text("a") and p.with_suffix(".txt"), "should be .npz or .yaml"),
+        (lambda p: p.with_suffix(".txt").write_text("a") and p.with_suffix(".txt"), "must be .npz or .yaml"),
         (lambda p: p.with_suffix(".yaml").write_text("rounds: 3") and p.with_suffix(".yaml"), "has no `data`"),
         (
             lambda p: p.with_suffix(".yaml").write_text("data: {name: digits, clients: 4}") and p.with_suffix(".yaml"),
@@ -579,11 +584,11 @@ def test_new_data_that_does_not_fit_is_refused(tmp_path: Path, make: Any, words:
     run = natural(tmp_path)
     before = contents(run)
     with pytest.raises(FedadcError, match=words):
-        personalize(run, data=make(tmp_path / "strange.npz"))
+        personalize(run, data=make(tmp_path / "new.npz"))
     assert contents(run) == before
 
 
-def test_a_table_with_clients_that_have_changed(tmp_path: Path) -> None:
+def test_new_data_from_a_csv_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
     def table(name: str, flip: bool) -> Path:
@@ -599,30 +604,30 @@ def test_a_table_with_clients_that_have_changed(tmp_path: Path) -> None:
     new = personalize(tmp_path / "run", data=table("new.csv", True), epochs=40)
     before, after, again = (row.counts for row in new.rows)
     assert [c.name for c in before] == ["n", "s"]
-    assert after[0].right < 0.3 * after[0].test and again[0].right > 0.8 * again[0].test  # n's labels are reversed
-    assert after[1].right > 0.8 * after[1].test
+    assert after[0].correct < 0.3 * after[0].test and again[0].correct > 0.8 * again[0].test  # n's labels are reversed
+    assert after[1].correct > 0.8 * after[1].test
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("settings", "words"),
     [
         ({"lr": float("nan")}, "lr must be positive"),
         ({"epochs": 0}, "epochs must be at least 1"),
-        ({"lam": 2.0}, r"lam must lie in \[0, 1\]"),
-        ({"mu": -1.0}, "mu must not be negative"),
+        ({"lam": 2.0}, r"lam must be in \[0, 1\]"),
+        ({"mu": -1.0}, "mu must be at least 0"),
         ({"regularizers": ["l2"]}, "none, prox or confidence, not 'l2'"),
         ({"layers": "tail"}, "head or all, not 'tail'"),
-        ({"model": "server"}, "has no model-server.safetensors: .* beside its own; it has none"),
+        ({"model": "server"}, "has no model-server.safetensors: the other models of this run are: none"),
         ({"color": 1}, "no argument color"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(trained_run: Path, asked: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(trained_run: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(FedadcError, match=words):
-        personalize(trained_run, **{"regularizers": ["none", "prox", "confidence"], **asked})
+        personalize(trained_run, **{"regularizers": ["none", "prox", "confidence"], **settings})
     assert not list(trained_run.glob("personal*"))
 
 
-def test_another_model_of_the_run_is_calibrated_by_its_name(tmp_path: Path) -> None:
+def test_another_model_of_the_run_is_selected_by_name(tmp_path: Path) -> None:
     fedadc.run({**DIGITS, "method": "feddyn"}, out=tmp_path / "run")
     personalize(tmp_path / "run", model="server", clients="2")
     state, server = personal_state_dict(tmp_path / "run", 2), load_file(tmp_path / "run/model-server.safetensors")
@@ -630,38 +635,40 @@ def test_another_model_of_the_run_is_calibrated_by_its_name(tmp_path: Path) -> N
     assert not torch.equal(state["layers.0.weight"], load_file(tmp_path / "run/model.safetensors")["layers.0.weight"])
 
 
-def test_the_experiment_of_the_docs_can_be_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_example_of_the_docs_can_be_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fedadc.run(EXPERIMENTS / "digits.yaml", ["rounds=1"], out=tmp_path / "run")
     result = personalize(tmp_path / "run", data=EXPERIMENTS / "changed.yaml", clients="0-4")
-    assert [row.moment for row in result.rows] == ["before", "after", "recalibrated"]
+    assert [row.phase for row in result.rows] == ["before", "after", "recalibrated"]
     assert not caplog.records  # no test sample was trained on
 
 
-def told(caplog: pytest.LogCaptureFixture, *words: str) -> None:
+def assert_warned(caplog: pytest.LogCaptureFixture, *words: str) -> None:
     assert all(any(word in r.getMessage() for r in caplog.records) for word in words), caplog.text
 
 
-def test_what_a_user_should_know_of_changed_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another scale, and clients that hold nothing any more."""
+def test_changed_data_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Warnings of another scale, and of clients without samples."""
     run = natural(tmp_path)
     with np.load(tmp_path / "now.npz") as known:
         arrays = dict(known)
     kept = arrays["client"] != 2
     np.savez(tmp_path / "later.npz", x=100 * arrays["x"][kept], y=arrays["y"][kept], client=arrays["client"][kept])
     personalize(run, data=tmp_path / "later.npz")
-    told(caplog, "new samples must be in the same units", "holds nothing of the clients 2, which are left out")
+    assert_warned(
+        caplog, "new samples must be in the same units", "has no samples of the clients 2, which are left out"
+    )
 
 
-def test_an_unfinished_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unfinished_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fedadc.run(DIGITS, out=tmp_path / "run")
     (tmp_path / "run/config.yaml").write_text(
         (tmp_path / "run/config.yaml").read_text().replace("rounds: 3", "rounds: 9")
     )
     personalize(tmp_path / "run")
-    told(caplog, "stands at round 3 of 9")
+    assert_warned(caplog, "is not finished: round 3 of 9")
 
 
-def test_weights_of_regularizers_that_were_not_asked_for(tmp_path: Path) -> None:
+def test_weights_of_regularizers_that_are_not_given_are_refused(tmp_path: Path) -> None:
     fedadc.run({**DIGITS, "rounds": 1}, out=tmp_path / "run")
     for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
         with pytest.raises(FedadcError, match=f"--{name} is for --regularizer {regularizer}"):

@@ -22,15 +22,8 @@ from conftest import small_federation
 from fedadc.config.settings import Checkpointing
 from fedadc.errors import CannotResume, FedadcError
 from fedadc.methods import METHODS, PAIRS
-from fedadc.runs.checkpoint import (
-    CheckpointTimer,
-    FilePrefix,
-    Manifest,
-    UnusableCheckpoint,
-    _canonical,
-    _decoded,
-    _encoded,
-)
+from fedadc.runs.checkpoint import CheckpointTimer
+from fedadc.runs.manifest import FilePrefix, Manifest, UnusableCheckpoint, _canonical, decode, encode
 from fedadc.system.files import checksum
 from snapshots import CONFIG, outcome, run_with_snapshots
 
@@ -248,7 +241,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     damage(newest(place, kind))
     fedadc.resume(place)
     assert f"{place}/checkpoints/round-00000004.json cannot be" in caplog.text
-    assert "going on from the one before" in caplog.text
+    assert "continuing from the checkpoint before it" in caplog.text
     assert outcome(place) == outcome(tmp_path / "whole")
     assert len(list((place / "checkpoints").glob("round-*.json"))) == 2
 
@@ -270,7 +263,7 @@ def test_where_no_checkpoint_is_good_nothing_is_deleted(damage: Callable[[Path],
     for manifest in (place / "checkpoints").glob("*.json"):
         damage(manifest)
     before = contents(place)
-    with pytest.raises(CannotResume, match="no checkpoint is good, and nothing was changed") as caught:
+    with pytest.raises(CannotResume, match="no checkpoint is usable, and nothing was changed") as caught:
         fedadc.resume(place)
     assert "round-00000004" in str(caught.value) and "round-00000003" in str(caught.value)
     assert contents(place) == before
@@ -281,7 +274,7 @@ def test_metrics_that_lost_rounds_are_noticed(damage: Callable[[Path], None], tm
     run_with_snapshots(CONFIG, tmp_path / "whole", {4})
     place = tmp_path / "after-4"
     damage(place / "metrics.jsonl")
-    with pytest.raises(CannotResume, match=r"metrics\.jsonl no longer holds the rounds before it"):
+    with pytest.raises(CannotResume, match=r"metrics\.jsonl no longer has the rounds before it"):
         fedadc.resume(place)
 
 
@@ -289,14 +282,14 @@ def test_metrics_that_lost_rounds_are_noticed(damage: Callable[[Path], None], tm
 def test_no_manifest_does_harm(data: st.DataObject) -> None:
     """Whatever bytes it has: the manifest that was written, or a reason why not."""
     whole = Manifest(1, 7, 9, "c", "d", "s", FilePrefix(10, "m"), [(3, 7, "x"), (4, 2, "y")])
-    content = bytearray(_encoded(whole))
+    content = bytearray(encode(whole))
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     cut = data.draw(st.integers(0, len(content)))
     for candidate in (bytes(content), bytes(content[:cut])):
         try:
-            assert _decoded(candidate) == whole
+            assert decode(candidate) == whole
         except UnusableCheckpoint as reason:
             assert "\n" not in str(reason)
 
@@ -308,7 +301,7 @@ def test_no_value_in_a_sealed_manifest_does_harm(value: Any) -> None:
     for key in whole:
         tree = {**whole, key: value}
         try:
-            found = _decoded(json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode())
+            found = decode(json.dumps({"checksum": checksum(_canonical(tree)), "manifest": tree}).encode())
             assert isinstance(getattr(found, key), type(whole[key]) if key != "metrics" else FilePrefix)
         except UnusableCheckpoint:
             pass

@@ -1,4 +1,4 @@
-"""The run directory when things go wrong around a run: nothing of the user's is lost, and what is kept can go on."""
+"""The run directory when something fails: no user files are lost, and what is kept can be resumed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stopping_after(round: int) -> Any:
 # --- replacing a run -------------------------------------------------------------------------------------------------
 
 
-def test_a_disk_too_full_for_a_new_run_costs_no_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_destroy_the_old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fedadc.run(SHORT, out=tmp_path / "a")
     before = contents(tmp_path / "a")
     usage = shutil.disk_usage(tmp_path)
@@ -56,7 +56,7 @@ def test_a_disk_too_full_for_a_new_run_costs_no_old_one(tmp_path: Path, monkeypa
 
 
 def test_a_run_on_a_file_system_of_its_own_can_be_replaced(tmp_path: Path) -> None:
-    """As a volume of a container is: nothing can be moved out of it by renaming."""
+    """A container volume is an example: nothing can be moved out of it by renaming."""
     place = tmp_path / "volume"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place)], capture_output=True)
@@ -71,40 +71,40 @@ def test_a_run_on_a_file_system_of_its_own_can_be_replaced(tmp_path: Path) -> No
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_an_old_run_waits_until_the_new_one_is_finished(tmp_path: Path) -> None:
-    fedadc.run(SHORT, out=tmp_path / "lr[0.1]*")  # a name with a meaning to shells
+def test_the_old_run_is_kept_until_the_new_one_is_finished(tmp_path: Path) -> None:
+    fedadc.run(SHORT, out=tmp_path / "lr[0.1]*")  # characters that are special in a shell
     place = tmp_path / "lr[0.1]*"
-    old, said = contents(place), []
+    old, messages = contents(place), []
     with pytest.raises(Stopped):
-        fedadc.run({**SHORT, "seed": 1}, out=place, overwrite=True, watch=stopping_after(1), notes=said.append)
-    (waiting,) = place.glob(".replaced-*")
-    assert contents(waiting) == old and "the run that it replaces still waits" in said[-1]
-    assert f"fedadc resume '{place}'" in said[-1]  # as a shell takes it
+        fedadc.run({**SHORT, "seed": 1}, out=place, overwrite=True, watch=stopping_after(1), notes=messages.append)
+    (replaced,) = place.glob(".replaced-*")
+    assert contents(replaced) == old and "still contains the run that it replaces" in messages[-1]
+    assert f"resume it with `fedadc resume '{place}'`" in messages[-1]  # quoted for the shell
     fedadc.resume(place)
     assert not list(place.glob(".replaced-*")) and [p.name for p in tmp_path.iterdir()] == [place.name]
 
 
-def test_an_old_run_waits_also_where_the_new_one_was_killed_and_ended_before_its_first_round(tmp_path: Path) -> None:
+def test_the_old_run_is_kept_if_the_new_one_is_killed_before_its_first_round(tmp_path: Path) -> None:
     fedadc.run(SHORT, out=tmp_path / "a")
     old, config = contents(tmp_path / "a"), {**SHORT, "seed": 1}
     with pytest.raises(Stopped):
         fedadc.run(config, out=tmp_path / "a", overwrite=True, watch=stopping_after(1))
-    for name in ("checkpoints", "model.safetensors", "metrics.jsonl"):  # as a kill -9 in round 1 would have left it
+    for name in ("checkpoints", "model.safetensors", "metrics.jsonl"):  # the state after a kill -9 in round 1
         path = tmp_path / "a" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    said: list[str] = []
+    warnings: list[str] = []
     plan = prepare(fedadc.load_config(config), out=tmp_path / "a")
-    directory = RunDirectory.reopened(tmp_path / "a", plan, {}, said.append)
-    assert "stands at round 0" in str(directory.leave(Stopped(15)))
-    assert not (tmp_path / "a/model.safetensors").exists()  # of a run that is not trained
-    (waiting,) = (tmp_path / "a").glob(".replaced-*")
-    assert contents(waiting) == old
+    directory = RunDirectory.reopen(tmp_path / "a", plan, {}, warnings.append)
+    assert "is saved at round 0" in str(directory.save_after_interruption(Stopped(15)))
+    assert not (tmp_path / "a/model.safetensors").exists()  # nothing was trained
+    (replaced,) = (tmp_path / "a").glob(".replaced-*")
+    assert contents(replaced) == old
 
 
-# --- only what is ours -----------------------------------------------------------------------------------------------
+# --- only files written by fedadc are deleted ------------------------------------------------------------------------
 
 
-def test_nothing_but_our_own_files_is_deleted(tmp_path: Path) -> None:
+def test_only_files_written_by_fedadc_are_deleted(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "clients" / ".snapshot").mkdir(parents=True)
     for name in ("thesis.txt", "best.safetensors", "round-7.json", "clients/list.csv", "clients/7.safetensors"):
@@ -121,7 +121,7 @@ def test_nothing_but_our_own_files_is_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "dangling", "older"])
-def test_a_run_that_lost_its_checkpoints_is_not_begun_again(how: str, tmp_path: Path) -> None:
+def test_a_run_without_its_checkpoints_is_not_restarted(how: str, tmp_path: Path) -> None:
     run_with_snapshots(CONFIG, tmp_path / "whole", {4})
     place = tmp_path / "after-4"
     shutil.rmtree(place / "checkpoints")
@@ -130,13 +130,15 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_again(how: str, tmp_path: 
     if how == "older":
         (place / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
     before = contents(place)
-    with pytest.raises(CannotResume, match="has lost its checkpoints, so it cannot go on, and nothing was changed"):
+    with pytest.raises(
+        CannotResume, match="cannot be resumed because its checkpoints are missing, and nothing was changed"
+    ):
         fedadc.resume(place)
     assert contents(place) == before
 
 
-def test_what_no_checkpoint_names_is_swept(tmp_path: Path) -> None:
-    """States that a killed process had written for a checkpoint that never came about."""
+def test_client_states_that_belong_to_no_checkpoint_are_deleted(tmp_path: Path) -> None:
+    """A process that is killed while it writes a checkpoint may leave such files."""
     run_with_snapshots({**CONFIG, "method": "scaffold"}, tmp_path / "whole", {4})
     clients = tmp_path / "after-4/checkpoints/clients"
     for name in ("3-5.safetensors", "4-5.safetensors.part"):
@@ -148,8 +150,8 @@ def test_what_no_checkpoint_names_is_swept(tmp_path: Path) -> None:
     assert {p.name for p in clients.iterdir()} == named
 
 
-def test_checkpoints_that_a_kill_kept_from_being_deleted_go_on_resume(tmp_path: Path) -> None:
-    """Also where nothing is left to be trained; the second of the last two is a good one."""
+def test_old_checkpoints_left_by_a_kill_are_deleted_on_resume(tmp_path: Path) -> None:
+    """Also if nothing is left to train. A damaged checkpoint does not count as one of the last two."""
     run_with_snapshots({**CONFIG, "method": "feddyn"}, tmp_path / "whole", {2, 4})
     place = tmp_path / "whole/checkpoints"
     for earlier in ("after-2", "after-4"):
@@ -163,22 +165,22 @@ def test_checkpoints_that_a_kill_kept_from_being_deleted_go_on_resume(tmp_path: 
     assert {p.name for p in (place / "clients").iterdir()} == named
 
 
-# --- two at once -----------------------------------------------------------------------------------------------------
+# --- two processes at once -------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_another_began_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    """Both were told to resume and found nothing; one comes late."""
+def test_a_run_that_another_process_started_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    """Two processes with resume=True found no run; the second one is late."""
     late = prepare(fedadc.load_config({**SHORT, "seed": 5}), out=tmp_path / "a")
     fedadc.run(SHORT, out=tmp_path / "a", resume=True)
     before = contents(tmp_path / "a")
     with pytest.raises(FedadcError, match="is not empty"):
-        RunDirectory.begun(tmp_path / "a", late, {})
+        RunDirectory.create(tmp_path / "a", late, {})
     with pytest.raises(CannotResume, match=r"seed 0 \(now 5\)"):
-        RunDirectory.reopened(tmp_path / "a", late, {}, print)
+        RunDirectory.reopen(tmp_path / "a", late, {}, print)
     assert contents(tmp_path / "a") == before
 
 
-def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_lock_has_one_owner_at_a_time(tmp_path: Path) -> None:
     inside, most, refused, held = 0, 0, 0, 0
 
     def contend() -> None:
@@ -200,10 +202,10 @@ def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> Non
     assert most == 1 and held and held + refused == 800 and not (tmp_path / ".lock").exists()
 
 
-# --- what a run leaves -----------------------------------------------------------------------------------------------
+# --- what a run writes -----------------------------------------------------------------------------------------------
 
 
-def test_a_model_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path, caplog: Any) -> None:
+def test_the_model_of_an_interrupted_run_is_not_mistaken_for_the_final_one(tmp_path: Path, caplog: Any) -> None:
     with pytest.raises(Stopped):
         fedadc.run(CONFIG, out=tmp_path / "a", watch=stopping_after(2))
     shutil.copy(tmp_path / "a/model.safetensors", tmp_path / "early")
@@ -212,21 +214,21 @@ def test_a_model_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path, ca
     shutil.copy(tmp_path / "early", tmp_path / "a/model.safetensors")  # as if killed before it was written
     assert not _finished(tmp_path / "a", config)
     evaluate_run(tmp_path / "a", None, [], None, "cpu")
-    assert "is of round 2, but" in caplog.text and "has come to round 6" in caplog.text
-    fedadc.resume(tmp_path / "a")  # nothing to train, but the model
+    assert "was saved after round 2, but" in caplog.text and "is at round 6" in caplog.text
+    fedadc.resume(tmp_path / "a")  # trains nothing, but writes the model
     assert _finished(tmp_path / "a", config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CannotBeShown(fedadc.FedADC):
-    """A bug of a user's that only shows when a model is wanted."""
+    """A user-defined method with a bug that appears only when its model is evaluated."""
 
     def evaluated(self, theta: Any, server: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
 
 @pytest.mark.parametrize("kind", ["round-00000003.json", "round-00000003.safetensors", "clients"])
-def test_a_pipe_among_the_checkpoints_is_not_waited_for(kind: str, tmp_path: Path, caplog: Any) -> None:
+def test_a_pipe_among_the_checkpoints_does_not_block(kind: str, tmp_path: Path, caplog: Any) -> None:
     fedadc.run({**SHORT, "method": "scaffold"}, out=tmp_path / "a")
     place = tmp_path / "a/checkpoints"
     victim = next((place / kind).glob("*-3.safetensors")) if kind == "clients" else place / kind
@@ -237,21 +239,21 @@ def test_a_pipe_among_the_checkpoints_is_not_waited_for(kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("settings", "words"), [({}, "model.weights"), ({"bad_update": "stop"}, "model.weights")])
-def test_a_run_that_diverges_is_not_told_to_go_on(settings: Any, words: str, tmp_path: Path) -> None:
-    config, said = {**CONFIG, "faults": settings, "local": {**CONFIG["local"], "lr": 1e4, "steps": 8}}, []
+def test_after_divergence_no_resume_is_suggested(settings: Any, words: str, tmp_path: Path) -> None:
+    config, messages = {**CONFIG, "faults": settings, "local": {**CONFIG["local"], "lr": 1e4, "steps": 8}}, []
     with pytest.raises(FedadcError, match=r"local\.lr or set local\.clip") as caught:
-        fedadc.run({**config, "rounds": 50}, out=tmp_path / "a", notes=said.append)
-    assert said == [] or (words in said[-1] and "fedadc resume" not in said[-1])
+        fedadc.run({**config, "rounds": 50}, out=tmp_path / "a", notes=messages.append)
+    assert messages == [] or (words in messages[-1] and "fedadc resume" not in messages[-1])
     assert ("faults.bad_update=skip would go on" in str(caught.value)) == bool(settings)
 
 
-def test_a_checkpoint_is_kept_where_no_model_can_be_made(tmp_path: Path) -> None:
+def test_a_checkpoint_is_kept_if_the_model_cannot_be_written(tmp_path: Path) -> None:
     config = fedadc.load_config({**CONFIG, "evaluate": {"every": 50}, "checkpoint": {"every": 50}, "rounds": 100})
     plan = prepare(replace(config, method=CannotBeShown()), out=tmp_path / "a")
-    directory, said = RunDirectory.begun(tmp_path / "a", plan, {}), []
+    directory, messages = RunDirectory.create(tmp_path / "a", plan, {}), []
     with pytest.raises(Stopped):
-        execute(plan, directory, stopping_after(5), said.append)
-    assert "a bug; " in said[-1] and "stands at round 5 of 100" in said[-1]
+        execute(plan, directory, stopping_after(5), messages.append)
+    assert "a bug; " in messages[-1] and "is saved at round 5 of 100" in messages[-1]
     assert (tmp_path / "a/checkpoints/round-00000005.json").is_file()
 
 
@@ -261,14 +263,14 @@ class Complex(fedadc.FedAvg):
         return {"z": torch.zeros(3, dtype=torch.complex128)}
 
 
-def test_a_state_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_saved_is_rejected_at_the_start(tmp_path: Path) -> None:
     plan = prepare(replace(fedadc.load_config(CONFIG), method=Complex()))
     with pytest.raises(FedadcError, match=r"a state of type torch\.complex128 cannot be saved"):
-        RunDirectory.begun(tmp_path / "a", plan, {})
+        RunDirectory.create(tmp_path / "a", plan, {})
     assert not (tmp_path / "a").exists()
 
 
-def test_the_last_round_is_evaluated_also_where_it_was_not_meant_to_be_the_last(tmp_path: Path) -> None:
+def test_the_last_round_is_evaluated_even_if_it_was_not_planned_to_be_the_last(tmp_path: Path) -> None:
     config = {**CONFIG, "evaluate": {"every": 4}}
     with pytest.raises(Stopped):
         fedadc.run(config, out=tmp_path / "a", watch=stopping_after(5))
@@ -281,7 +283,7 @@ def test_the_last_round_is_evaluated_also_where_it_was_not_meant_to_be_the_last(
     assert len((tmp_path / "a/metrics.jsonl").read_text().splitlines()) == 7
 
 
-def test_a_project_that_has_moved_is_found_from_then_on(tmp_path: Path) -> None:
+def test_a_project_folder_that_was_moved_is_found_after_one_run_from_its_config(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     table = "\n".join(["u,label,site", *(f"{k % 7},{k % 3},{'abc'[k % 3]}" for k in range(60))])
     (tmp_path / "old/t.csv").write_text(table + "\n")
@@ -297,13 +299,13 @@ def test_a_project_that_has_moved_is_found_from_then_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("facts", ["[]", "{", '{"data_dir": 5, "device": 7}', '{"data_dir": "\\u0000", "begun": 3}'])
-def test_any_environment_is_read(facts: str, tmp_path: Path) -> None:
+def test_a_damaged_environment_file_does_not_prevent_resuming(facts: str, tmp_path: Path) -> None:
     fedadc.run({**SHORT, "rounds": 2}, out=tmp_path / "a")
     (tmp_path / "a/environment.json").write_text(facts)
     assert len(fedadc.resume(tmp_path / "a", ["rounds=3"]).history) == 3
 
 
-def test_frozen_weights_that_have_changed_are_noticed(tmp_path: Path) -> None:
+def test_changed_frozen_weights_are_detected(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n"
@@ -328,7 +330,7 @@ def test_frozen_weights_that_have_changed_are_noticed(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Odd(fedadc.FedAvg):
-    """States whose sums depend on their strides and whose meaning on their order, were that part of a value."""
+    """States that would give other results if a checkpoint changed their strides or their order."""
 
     def client_state(self, theta: Any) -> Any:
         return {"z": torch.zeros(5, 4).t(), "a": torch.ones(3)}
@@ -368,7 +370,7 @@ class Renames(fedadc.FedAvg):
 
 
 @pytest.mark.parametrize("method", [Odd(), Renames()], ids=["odd", "renames"])
-def test_states_of_any_form_go_on(method: fedadc.Method, tmp_path: Path) -> None:
+def test_states_of_any_form_can_be_resumed(method: fedadc.Method, tmp_path: Path) -> None:
     def federation(memory: float = 2.0, workers: int = 0) -> fedadc.Federation:
         torch.manual_seed(0)
         return fedadc.Federation(
@@ -391,7 +393,7 @@ def test_states_of_any_form_go_on(method: fedadc.Method, tmp_path: Path) -> None
     assert bits(list(again.rounds(6, start=state, trusted=True))[-1].state) == bits(whole[-1].state)
 
 
-def test_states_that_somebody_holds_and_copies_of_states_are_saved_rightly(tmp_path: Path) -> None:
+def test_states_still_in_use_and_copies_of_states_are_saved_correctly(tmp_path: Path) -> None:
     torch.manual_seed(0)
     federation = fedadc.Federation(
         model=torch.nn.Linear(5, 4),
@@ -417,8 +419,8 @@ def test_states_that_somebody_holds_and_copies_of_states_are_saved_rightly(tmp_p
     }
 
 
-def test_checkpoints_that_may_not_be_written(tmp_path: Path) -> None:
-    """A checkpoints folder that cannot be written ends the run in one sentence, and what there is stays."""
+def test_a_checkpoints_folder_that_is_not_writable(tmp_path: Path) -> None:
+    """It ends the run with a one-sentence error, and existing files are kept."""
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     fedadc.run(SHORT, out=tmp_path / "a")

@@ -1,6 +1,6 @@
-"""Real processes that are killed, asked to end or out of room: the run goes on with the bits of a quiet one.
+"""Real processes that are killed, stopped by signals or out of disk space: a resumed run has the same bits.
 
-The long form, for every method, is tests/torture.py.
+tests/torture.py is the long version, for every method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = linux
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where quiet runs are kept, to be compared with."""
+    """The folder with the uninterrupted runs that others are compared with."""
     return tmp_path_factory.mktemp("kills")
 
 
@@ -63,7 +63,7 @@ def test_killed_and_damaged(folder: Path) -> None:
 
 
 def test_killed_in_the_middle_of_a_checkpoint(folder: Path) -> None:
-    """Among the clients' files, or at tensors and manifest: the fifth and the sixth of their kind."""
+    """While it writes client states, or the tensors and the manifest: at the fifth or sixth such call."""
     run = torment("feddyn", folder)
     for call, after, part, number in [
         ("fsync", False, "clients/", 5), ("replace", True, "clients/", 6), ("unlink", True, "clients/", 2),
@@ -80,7 +80,7 @@ def killed_by(doom: Doom, run: Torment) -> None:
     run.look_after(life)
 
 
-def test_a_signal_ends_a_run_that_can_go_on(folder: Path) -> None:
+def test_a_run_stopped_by_a_signal_can_be_resumed(folder: Path) -> None:
     run = torment("fedadc", folder)
     run.config = {**run.config, "checkpoint": {"every": 1000}}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -89,10 +89,10 @@ def test_a_signal_ends_a_run_that_can_go_on(folder: Path) -> None:
     run.finish()
 
 
-def test_the_second_of_two_processes_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_second_process_is_rejected(folder: Path, tmp_path: Path) -> None:
     run = torment("fedadc", folder)
     words = run_words(run.config, run.out)
-    pause = Doom("fsync", True, 1, str(run.out / "checkpoints"), by=signal.SIGSTOP)  # until the other one comes
+    pause = Doom("fsync", True, 1, str(run.out / "checkpoints"), by=signal.SIGSTOP)  # until the other has been rejected
     with Life(words, tmp_path / "one", pause) as one, Life(words, tmp_path / "other", pause) as other:
         eventually(lambda: {one.code(), other.code()} != {None})
         first, second = (one, other) if one.code() is None else (other, one)
@@ -119,8 +119,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
 COSINE = {"name": "cosine", "final": 0.1}
 
 
-def test_what_may_change_changes_no_bit(tmp_path: Path) -> None:
-    """Workers, more rounds, when to evaluate, when to save; a schedule ends where it would have ended."""
+def test_settings_that_may_change_on_resume_change_no_bit(tmp_path: Path) -> None:
+    """Workers, more rounds, evaluation, checkpoints; a schedule keeps its original horizon."""
     local = config_of("fedavg", 30)["local"]
     quiet = config_of("scaffold", 30, local={**local, "schedule": {**COSINE, "horizon": 20}})
     finished(run_words(quiet, tmp_path / "quiet"), tmp_path / "log")
@@ -130,15 +130,15 @@ def test_what_may_change_changes_no_bit(tmp_path: Path) -> None:
         assert life.end() == -signal.SIGKILL
     changes = ["rounds=30", "evaluate.every=7", "checkpoint.every=5", "storage.memory_gb=1"]
     printed = finished(["resume", str(out), *changes, "--workers", "2"], tmp_path / "log")
-    assert "going on after round 6 of 30" in printed
+    assert "resuming after round 6 of 30" in printed
     check_finished(out)
-    assert differing(outcome(tmp_path / "quiet"), outcome(out)) == ["metrics"]  # evaluated in other rounds
+    assert differing(outcome(tmp_path / "quiet"), outcome(out)) == ["metrics"]  # evaluated after other rounds
     assert [r["train_loss"] for r in outcome(out)["metrics"]] == [
         r["train_loss"] for r in outcome(tmp_path / "quiet")["metrics"]
     ]
 
 
-def test_what_decides_the_result_may_not_change(folder: Path, tmp_path: Path) -> None:
+def test_settings_that_determine_the_result_must_not_change(folder: Path, tmp_path: Path) -> None:
     run = torment("fedadc", folder)
     killed_by(Doom("append", False, 7, ""), run)
     before = contents(run.out)
@@ -146,7 +146,7 @@ def test_what_decides_the_result_may_not_change(folder: Path, tmp_path: Path) ->
     with Life(words, tmp_path / "log") as life:
         assert life.end() == 2
     assert re.fullmatch(
-        r"error: the run in .* was begun with other settings: .*; keep these, or begin another run\.\n",
+        r"error: the run in .* was started with other settings: .*; keep them, or start another run\.\n",
         life.printed(),
     )
     assert "local.lr 0.05 (now 0.01)" in life.printed() and "method.beta" in life.printed()

@@ -1,4 +1,4 @@
-"""A run directory as a stranger or a broken disk would leave it: it is read, or one sentence says why not."""
+"""Damaged and malicious run directories: they are read, or a one-sentence error says why not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 
 @cache
 def a_run() -> Path:
-    """Of four rounds, with two checkpoints; whoever wants to harm it takes a copy."""
+    """A run of four rounds with two checkpoints. Tests must damage only copies of it."""
     out = Path(tempfile.mkdtemp()) / "run"
     fedadc.run({**CONFIG, "rounds": 4, "method": "scaffold"}, out=out)
     return out
@@ -52,7 +52,7 @@ def read_all(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "environment.json"])
 @given(data=st.data())
-def test_any_bytes_are_read_or_refused(name: str, data: st.DataObject) -> None:
+def test_files_with_any_bytes_are_read_or_rejected(name: str, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as room:
         place = Path(room) / "run"
         shutil.copytree(a_run(), place, ignore=shutil.ignore_patterns("checkpoints"))
@@ -63,7 +63,7 @@ def test_any_bytes_are_read_or_refused(name: str, data: st.DataObject) -> None:
 @given(
     st.sampled_from(["round", "cohort", "bytes_up", "test_accuracy", "train_loss", "skipped", "events", "lr"]), VALUES
 )
-def test_any_value_in_a_record_is_read_or_refused(key: str, value: Any) -> None:
+def test_records_with_any_value_are_read_or_rejected(key: str, value: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         place = Path(room) / "run"
         shutil.copytree(a_run(), place, ignore=shutil.ignore_patterns("checkpoints"))
@@ -76,17 +76,17 @@ def test_any_value_in_a_record_is_read_or_refused(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "holds no finished round yet"),
-        (b'{"round": 1', "holds no finished round yet"),  # torn
+        (b"", "has no finished round yet"),
+        (b'{"round": 1', "has no finished round yet"),  # an incomplete line
         (b"\n", "line 1 is damaged"),
         (b"[" * 100_000 + b"\n", "line 1 is damaged"),
         (b"\xff\xfe\n", "cannot be read"),
         (b"7\n", "line 1 is not the record of a round"),
-        (b'{"round": 2}\n{"round": 2}\n', "line 2 is of round 2"),
+        (b'{"round": 2}\n{"round": 2}\n', "line 2 is round 2, which must be greater than 2"),
         (b'{"round": 1}\n{"rou', None),
     ],
 )
-def test_metrics_on_a_napkin(content: bytes, words: str | None, tmp_path: Path) -> None:
+def test_damaged_metrics(content: bytes, words: str | None, tmp_path: Path) -> None:
     shutil.copytree(a_run(), tmp_path / "run")
     (tmp_path / "run/metrics.jsonl").write_bytes(content)
     if words is None:
@@ -96,7 +96,7 @@ def test_metrics_on_a_napkin(content: bytes, words: str | None, tmp_path: Path) 
         read_run(tmp_path / "run")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     shutil.copytree(a_run(), tmp_path / "run")
     (tmp_path / "run/metrics.jsonl").unlink()
     os.mkfifo(tmp_path / "run/metrics.jsonl")
@@ -112,8 +112,8 @@ def files_of_checkpoints() -> list[str]:
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_run_with_a_damaged_file_goes_on_rightly_or_not_at_all(data: st.DataObject) -> None:
-    """Any file of it, harmed anyhow: the bits of the whole run, or one sentence and nothing changed."""
+def test_a_run_with_a_damaged_file_is_resumed_correctly_or_rejected(data: st.DataObject) -> None:
+    """Any damage to any file: the same bits as an undamaged run, or a one-sentence error."""
     with tempfile.TemporaryDirectory() as room:
         place, whole = Path(room) / "run", Path(room) / "whole"
         shutil.copytree(a_run(), place)
@@ -129,7 +129,7 @@ def test_a_run_with_a_damaged_file_goes_on_rightly_or_not_at_all(data: st.DataOb
 
 @given(data=st.data())
 @settings(max_examples=25)
-def test_a_damaged_model_is_refused_or_of_the_same_shape(data: st.DataObject) -> None:
+def test_a_damaged_model_is_evaluated_or_rejected(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as room:
         place = Path(room) / "run"
         shutil.copytree(a_run(), place, ignore=shutil.ignore_patterns("checkpoints"))

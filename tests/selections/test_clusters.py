@@ -1,4 +1,4 @@
-"""Cohorts across clusters: the union of labels is nearer to uniform."""
+"""Cluster selection: the labels of a cohort are closer to uniform, and all clients are chosen equally often."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fedadc.selections import clusters as module
 from fedadc.selections.clusters import cluster_of
 
 
-def dealt(rule: Partition, seed: int = 0) -> Array:
-    """100 clients, 10 classes of 500 samples."""
+def partitioned(rule: Partition, seed: int = 0) -> Array:
+    """Label counts of 100 clients, for 10 classes of 500 samples each."""
     labels = np.repeat(np.arange(10), 500)
     return partition(rule, labels, 10, 100, generator(seed, "partition")).class_counts(torch.from_numpy(labels), 10)
 
@@ -43,16 +43,17 @@ def skew(rule: Selection, counts: Array, size: int) -> float:
 )
 @pytest.mark.parametrize("reports", ["histograms", "classes"])
 def test_unions_are_nearer_to_uniform(rule: Partition, reports: str) -> None:
-    few_samples = isinstance(rule, Dirichlet) and reports == "classes"  # which classes says little of their shares
+    # With a Dirichlet partition, knowing the classes of a client says little about their proportions.
+    little_information = isinstance(rule, Dirichlet) and reports == "classes"
     for seed in range(3):
-        counts = dealt(rule, seed)
+        counts = partitioned(rule, seed)
         for size, much in ((10, 0.8), (20, 0.8), (5, 0.95)):
             less = skew(Clusters(reports=reports), counts, size) / skew(Uniform(), counts, size)
-            assert less < (1.02 if few_samples else much), (seed, size)
+            assert less < (1.02 if little_information else much), (seed, size)
 
 
 def test_covering_cohorts_are_nearer_to_uniform_too() -> None:
-    counts = dealt(SortAndPartition(labels_per_client=2))
+    counts = partitioned(SortAndPartition(labels_per_client=2))
     assert skew(Covering(), counts, 5) < 0.05 < 0.3 < skew(Uniform(), counts, 5)
 
 
@@ -87,7 +88,8 @@ def test_no_more_clusters_than_asked_for_or_than_points_differ(n: int, classes: 
     points = rng.integers(0, 2, size=(n, classes)).astype(float)
     found = cluster_of(points, count, rng)
     assert len(set(found.tolist())) <= min(count, len(np.unique(points, axis=0)))
-    assert all(len(set(found[(points == p).all(axis=1)].tolist())) == 1 for p in points)  # equals stay together
+    for point in points:  # equal points are in the same cluster
+        assert len(set(found[(points == point).all(axis=1)].tolist())) == 1
     if count >= len(np.unique(points, axis=0)):
         assert len(set(found.tolist())) == len(np.unique(points, axis=0))
 
@@ -107,15 +109,15 @@ def test_many_clients_are_clustered_by_a_sample(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("count", [1, 3, 100])  # one cluster, whatever is asked for
+@pytest.mark.parametrize("count", [1, 3, 100])  # there is only one cluster, whatever the setting
 def test_identical_clients_are_drawn_uniformly(size: int, count: int) -> None:
     counts = np.ones((8, 3), dtype=int)
     seen = np.bincount(np.concatenate(cohorts(Clusters(count=count), counts, size, 2000)), minlength=8)
     assert seen.sum() == 2000 * size and chisquare(seen).pvalue > 1e-4
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(FedadcError, match="count must be at least 1, not 0"):
         Clusters(count=0)
-    with pytest.raises(FedadcError, match="reports is histograms or classes"):
+    with pytest.raises(FedadcError, match="reports must be histograms or classes"):
         Clusters(reports="names")  # type: ignore[arg-type]

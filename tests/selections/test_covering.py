@@ -1,4 +1,4 @@
-"""Covering cohorts: uniform among all of them, whichever way they are found."""
+"""Covering selection: every cohort covers, and cohorts are uniform among all that do, by rejection and by chains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedadc.errors import FedadcError
 from fedadc.rng import generator
 from fedadc.selections import Covering, sampling
 from fedadc.selections.reports import KnownLabels, ReportedClasses, ReportedCounts, missing
-from fedadc.selections.sampling import COLDER, acceptance, by_rejection, cohorts_of, looks, swapped
+from fedadc.selections.sampling import BETA_INCREASE, acceptance, by_rejection, cohorts_of, looks, swapped
 
 CROSSED = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1]])  # only {0, 1} and {2, 3} cover
 UNEQUAL = np.array(  # clients of one class and of many, a class with one holder
@@ -46,12 +46,12 @@ def all_cohorts(clients: int, size: int) -> list[tuple[int, ...]]:
 
 
 def covering(counts: Array, size: int, at_least: int = 1) -> list[tuple[int, ...]]:
-    """By brute force."""
+    """All covering cohorts, by brute force."""
     return [c for c in all_cohorts(len(counts), size) if (counts[list(c)].sum(axis=0) >= at_least).all()]
 
 
 def is_uniform(columns: Array, among: list[tuple[int, ...]]) -> bool:
-    """Chi-square: equally likely cohorts fail one time in ten thousand; any other than these fails at once."""
+    """Chi-square test that fails for uniform cohorts once in ten thousand runs. Any cohort not in `among` fails."""
     seen = Counter(tuple(sorted(column)) for column in columns.T.tolist())
     return set(seen) <= set(among) and (len(among) == 1 or chisquare([seen[c] for c in among]).pvalue > 1e-4)
 
@@ -62,11 +62,11 @@ def drawn(rule: Covering, counts: Array, size: int, rounds: int) -> Array:
 
 
 @pytest.mark.parametrize(("clients", "size"), [(5, 1), (6, 2), (6, 5), (7, 4), (4, 4)])
-@pytest.mark.parametrize("loop", [sampling.LOOP, 0])
+@pytest.mark.parametrize("loop", [sampling.MAX_VECTORIZED, 0])
 def test_many_cohorts_at_once_are_each_uniform(
     clients: int, size: int, loop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "LOOP", loop)
+    monkeypatch.setattr(sampling, "MAX_VECTORIZED", loop)
     cohorts = cohorts_of(clients, size, 8000, generator(0, "cohort", clients))
     assert is_uniform(cohorts, all_cohorts(clients, size))
 
@@ -80,13 +80,13 @@ def test_rejection_is_uniform(counts: Array, size: int, at_least: int) -> None:
 
 
 def test_rejection_is_uniform_when_the_first_rows_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "FIRST", 2)
+    monkeypatch.setattr(sampling, "FIRST_DRAWS", 2)
     assert is_uniform(drawn(Covering(looks=0), UNEQUAL, 3, 4000), covering(UNEQUAL, 3))
 
 
 @each_case
 def test_chains_are_uniform(counts: Array, size: int, at_least: int) -> None:
-    """8,000 of them, at every look; a cohort is what one of them is at."""
+    """The covering states of 8,000 chains are uniform at every look."""
     rule = Covering(at_least=at_least)
     steps, known = rule.steps_of(len(counts), size), held(counts, at_least)
     for cohorts, lacks in looks(known, size, 8_000, steps, rule.beta, 2, generator(0, "cohort")):
@@ -101,7 +101,7 @@ def test_cohorts_that_the_chains_choose_are_uniform() -> None:
 
 
 def matrix(counts: Array, size: int, at_least: int, beta: float) -> tuple[Array, Array]:
-    """The chain's exact transition probabilities, by its own functions, and what each cohort lacks."""
+    """The exact transition matrix of the chain, from its own functions, and how many classes each cohort lacks."""
     known, states = held(counts, at_least), all_cohorts(len(counts), size)
     number = {state: i for i, state in enumerate(states)}
     lacks = missing(known.lacking(np.array(states).T))
@@ -127,12 +127,12 @@ def test_the_stationary_law_is_uniform_on_covering_cohorts(
     assert moves.min() >= 0 and np.allclose(flow, flow.T, atol=1e-15)  # detailed balance
     assert (
         np.linalg.matrix_power(moves, 10**5) > 0
-    ).all()  # every cohort reaches every other, so there is one such law
+    ).all()  # every cohort reaches every other, so the stationary law is unique
     assert np.ptp(law[lacks == 0]) == 0
 
 
 def from_uniform(laws: Array, lacks: Array) -> float:
-    """Total variation, given that the cohort covers; from the worst start."""
+    """Total variation distance from uniform, given that the cohort covers, for the worst start."""
     given_cover = laws[:, lacks == 0] / laws[:, lacks == 0].sum(axis=1, keepdims=True)
     return float(np.abs(given_cover - 1 / given_cover.shape[1]).sum(axis=1).max() / 2)
 
@@ -142,20 +142,20 @@ def test_the_default_steps_forget_the_worst_start(counts: Array, size: int, at_l
     rule = Covering()
     laws, steps = np.eye(len(all_cohorts(len(counts), size))), rule.steps_of(len(counts), size)
     for look in range(rule.looks):
-        moves, lacks = matrix(counts, size, at_least, rule.beta + COLDER * look)
+        moves, lacks = matrix(counts, size, at_least, rule.beta + BETA_INCREASE * look)
         laws = laws @ np.linalg.matrix_power(moves, steps << look)
         assert from_uniform(laws, lacks) < 1e-6
 
 
-def test_swaps_among_covering_cohorts_alone_would_not_do() -> None:
-    """Never leaving them, a chain stays where it began: what the tests above would notice."""
+def test_a_chain_within_covering_cohorts_only_would_not_be_uniform() -> None:
+    """Such a chain cannot leave its first cohort. The tests above would detect it."""
     moves, lacks = matrix(CROSSED, 2, 1, beta=1e9)  # no class may be lost
     covers = lacks == 0
     assert from_uniform(np.linalg.matrix_power(moves, 10_000)[covers], lacks) == 0.5
 
 
-def test_the_first_covering_state_of_a_chain_would_not_do() -> None:
-    """Stopped there, cohorts that are easier to find come more often."""
+def test_the_first_covering_state_of_a_chain_would_not_be_uniform() -> None:
+    """Cohorts that are easier to reach would be chosen more often."""
     moves, lacks = matrix(UNEQUAL, 3, 1, beta=2.0)
     moves[lacks == 0] = np.eye(len(lacks))[lacks == 0]
     stopped = np.linalg.matrix_power(moves, 10**5).mean(axis=0, keepdims=True)
@@ -192,7 +192,7 @@ def test_with_classes_the_server_keeps_no_count() -> None:
 
 
 @pytest.mark.parametrize("draws", [1, 63, 64, 65, 5000])
-def test_so_many_cohorts_are_drawn_and_no_more(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_the_given_number_of_cohorts_is_drawn(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
 
     def counted(clients: int, size: int, n: int, rng: np.random.Generator) -> Array:
@@ -205,7 +205,7 @@ def test_so_many_cohorts_are_drawn_and_no_more(draws: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "words"),
     [
         ({"at_least": 2, "reports": "classes"}, "at_least 2 needs reports: histograms"),
         ({"at_least": 0}, "at_least must lie in 1"),
@@ -215,11 +215,11 @@ def test_so_many_cohorts_are_drawn_and_no_more(draws: int, monkeypatch: pytest.M
         ({"steps": 0}, "steps must lie in 1"),
         ({"beta": 0.0}, "beta must be positive"),
         ({"beta": float("nan")}, "beta must be positive"),
-        ({"reports": "names"}, "reports is histograms or classes"),
+        ({"reports": "names"}, "reports must be histograms or classes"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], told: str) -> None:
-    with pytest.raises(FedadcError, match=told):
+def test_invalid_settings_are_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(FedadcError, match=words):
         Covering(**settings)  # type: ignore[arg-type]
 
 
@@ -229,14 +229,14 @@ def message(run: Callable[[], object]) -> str:
     return str(error.value)
 
 
-def test_what_is_impossible_is_said_at_the_start_and_why() -> None:
+def test_an_impossible_cover_is_refused_at_the_start_with_the_reason() -> None:
     def start(counts: list[list[int]], size: int, at_least: int = 1) -> str:
         return message(lambda: drawn(Covering(at_least=at_least), np.array(counts), size, 0))
 
     assert start([[1, 0, 2], [1, 0, 0]], 1).startswith(
         "no cohort of 1 clients holds all classes: no client holds class 1;"
     )
-    assert "hold 2 at best, not 3; raise cohort.size" in start([[1, 0, 2], [0, 1, 0]], 1)
+    assert "hold at most 2, not 3; raise cohort.size" in start([[1, 0, 2], [0, 1, 0]], 1)
     assert "holds 5 samples of every class: they hold at most 4 samples of class 1, not 5;" in start(
         [[9, 2], [9, 1], [9, 2]], 2, 5
     )
@@ -244,10 +244,10 @@ def test_what_is_impossible_is_said_at_the_start_and_why() -> None:
     assert "holds all classes: a complete search found none;" in start(pairs, 2)
 
 
-def test_what_is_not_found_is_not_called_impossible() -> None:
+def test_a_cover_that_is_not_found_is_not_called_impossible() -> None:
     rule = Covering(draws=1, looks=1, chains=2, steps=1)
     counts = np.eye(40, dtype=int)[np.arange(80) % 40]  # 2^40 cohorts of 40 cover, of about 10^23
-    told = message(lambda: drawn(rule, counts, 40, 1))
-    assert "found in 3 tries, though there is one; raise cohort.size or use selection uniform" in told
-    told = message(lambda: drawn(Covering(at_least=2, draws=2, looks=0), 2 * counts, 40, 1))
-    assert "found in 2 tries, which does not prove that there is none" in told
+    known_to_exist = message(lambda: drawn(rule, counts, 40, 1))
+    assert "found in 3 tries, although one exists; raise cohort.size or use selection uniform" in known_to_exist
+    unproven = message(lambda: drawn(Covering(at_least=2, draws=2, looks=0), 2 * counts, 40, 1))
+    assert "found in 2 tries, which does not prove that none exists" in unproven

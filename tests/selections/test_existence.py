@@ -1,4 +1,4 @@
-"""Whether a covering cohort exists: a verdict is never wrong."""
+"""The search for a covering cohort: its answers yes and no agree with brute force."""
 
 from __future__ import annotations
 

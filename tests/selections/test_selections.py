@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Client selection: cohorts depend on the seed and the round alone, and invalid cohorts are refused."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from fedadc.runs.runner import run
 from fedadc.selections import SELECTIONS, Chooser, Selection, Uniform, cohort_of
 
 
-def nothing_known() -> Array:
+def no_labels() -> Array:
     raise AssertionError("uniform selection asked for labels")
 
 
 def test_uniform_cohorts_are_uniform() -> None:
     """All 10 cohorts of 2 among 5, about equally often (chi-square, 9 degrees of freedom, p about 1e-4)."""
-    choose = Uniform().chooser(5, 2, nothing_known, generator(0, "selection"))
+    choose = Uniform().chooser(5, 2, no_labels, generator(0, "selection"))
     draws = Counter(tuple(cohort_of(choose(generator(0, "cohort", t)), 5, 2, "")) for t in range(4000))
     assert len(draws) == 10
     assert sum((n - 400) ** 2 / 400 for n in draws.values()) < 34
 
 
 def test_cohort_of_a_million_is_cheap_and_fixed_in_size() -> None:
-    choose = Uniform().chooser(1_000_000, 10, nothing_known, generator(0, "selection"))
+    choose = Uniform().chooser(1_000_000, 10, no_labels, generator(0, "selection"))
     assert len(set(choose(generator(0, "cohort", 1)).tolist())) == 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Selection):
-    """Somebody's own, with a mistake."""
+    """A user-defined selection that returns an invalid cohort."""
 
     cohort: tuple[float, ...] = ()
 
@@ -54,13 +54,13 @@ class Wrong(Selection):
 
 
 @pytest.mark.parametrize("cohort", [(0, 1), (0, 1, 1), (0, 1, 99), (-1, 0, 1), (0.0, 1.0, 2.0), ()])
-def test_what_is_no_cohort_is_refused(cohort: tuple[float, ...]) -> None:
+def test_an_invalid_cohort_is_refused(cohort: tuple[float, ...]) -> None:
     federation = Federation(model=MLP((5,), 4, [6]), data=small_federation(), cohort=3, selection=Wrong(cohort=cohort))
     with pytest.raises(FedadcError, match="Wrong must choose 3 different clients"):
         next(federation.rounds(1))
 
 
-def test_a_cohort_can_be_known_ahead() -> None:
+def test_cohorts_can_be_computed_in_advance() -> None:
     torch.manual_seed(0)
     federation = Federation(model=MLP((5,), 4, [6]), data=small_federation(), cohort=3)
     ahead = [set(federation.select(t).tolist()) for t in (1, 2, 3)]
@@ -139,7 +139,7 @@ def test_a_covering_run_covers_and_another_selection_is_another_run(tmp_path: Pa
     result = run(covering, out=tmp_path / "run")
     labels = federation_labels(covering)
     assert all(labels[record["cohort"]].any(axis=0).all() for record in result.history)
-    with pytest.raises(FedadcError, match=r"begun with other settings: cohort\.selection\.reports classes"):
+    with pytest.raises(FedadcError, match=r"started with other settings: cohort\.selection\.reports classes"):
         run(covering, ["rounds=5", "cohort.selection.reports=histograms"], out=tmp_path / "run", resume=True)
 
 
@@ -152,7 +152,7 @@ def federation_labels(config: dict[str, object]) -> Array:
 def test_a_federation_that_cannot_cover_is_refused_before_training() -> None:
     data = {"name": "digits", "clients": 30, "partition": {"name": "sort", "labels_per_client": 2}}
     config = {"rounds": 3, "data": data, "model": {"name": "mlp"}, "cohort": {"size": 4, "selection": "covering"}}
-    with pytest.raises(FedadcError, match=r"no cohort of 4 clients holds all classes: .* hold 8 at best, not 10"):
+    with pytest.raises(FedadcError, match=r"no cohort of 4 clients holds all classes: .* hold at most 8, not 10"):
         prepare(load_config(config))
 
 
@@ -161,5 +161,5 @@ def test_label_counts_of_many_clients_are_counted_block_by_block(monkeypatch: py
     whole = clients.class_counts(y, 4)
     assert (whole == [np.bincount(y.numpy()[clients[k]], minlength=4) for k in range(len(clients))]).all()
     for block in (1, 2, 4, 6, 7):
-        monkeypatch.setattr(dataset, "COUNTED", block)
+        monkeypatch.setattr(dataset, "CLIENTS_PER_BLOCK", block)
         assert (clients.class_counts(y, 4) == whole).all()

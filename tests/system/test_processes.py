@@ -1,4 +1,4 @@
-"""How many workers, where they compute, and what they find in their environment."""
+"""The number of workers, their devices, and the environment in which processes are started."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from fedadc.system.processes import KEEP_MEMORY, cores, keeping_memory
 
 def test_auto_is_a_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_workers("auto", "cpu") == (cores() if cores() > 1 else 0)
-    for many, workers in ((1, 0), (2, 2), (7, 7)):  # alone on one core, a worker would only be in the way
-        monkeypatch.setattr("fedadc.system.determinism.cores", lambda many=many: many)
+    for count, workers in ((1, 0), (2, 2), (7, 7)):  # on a single core, a worker process only adds overhead
+        monkeypatch.setattr("fedadc.system.determinism.cores", lambda count=count: count)
         assert resolve_workers("auto", "cpu") == workers
 
 
-@pytest.mark.parametrize(("quota", "many"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
-def test_a_containers_quota_counts(quota: str, many: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quota", "count"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+def test_the_quota_of_a_container_limits_the_cores(
+    quota: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     (tmp_path / "cpu.max").write_text(quota)
-    assert cores(tmp_path / "cpu.max") == many and cores(tmp_path / "none") == 8
+    assert cores(tmp_path / "cpu.max") == count and cores(tmp_path / "none") == 8
 
 
 @pytest.mark.parametrize(
@@ -45,13 +47,13 @@ def test_auto_counts_gpus(device: str, per_gpu: int, gpus: int, workers: int) ->
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", "mps"])
-def test_a_number_is_a_number(device: str) -> None:
+def test_a_number_of_workers_is_used_as_given(device: str) -> None:
     assert (resolve_workers("3", device), resolve_workers(3, device), resolve_workers("0", device)) == (3, 3, 0)
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "2.5", "", "513", True])
-def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(FedadcError, match="workers is auto or a number from 0"):
+def test_invalid_numbers_of_workers_are_rejected(text: str) -> None:
+    with pytest.raises(FedadcError, match="workers must be auto or a number from 0"):
         resolve_workers(text, "cpu")
 
 
@@ -62,7 +64,7 @@ def test_workers_take_turns_on_the_gpus() -> None:
         assert device_of(4, torch.device(one), gpus=3) == torch.device(one)
 
 
-def test_the_environment_is_the_users_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeping_memory_restores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "17")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     before = dict(os.environ)
@@ -76,32 +78,32 @@ INTERRUPTED = """
 import os, signal, subprocess, sys
 from fedadc.system.processes import blocked_interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)
-child = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('lives')"
+child = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('child alive')"
 try:
     with blocked_interrupts():
         started = subprocess.Popen([sys.executable, "-c", child])
         os.kill(os.getpid(), signal.SIGINT)
         assert started.wait() == 0
-    print("lost")
+    print("signal lost")
 except KeyboardInterrupt:
-    print("heard")
+    print("signal received")
 """
 
 
-def test_an_interrupt_that_comes_while_a_process_is_started_is_neither_lost_nor_the_childs() -> None:
+def test_an_interrupt_during_a_process_start_reaches_only_the_parent() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "lives\nheard\n", done.stderr
+    assert done.stdout == "child alive\nsignal received\n", done.stderr
 
 
-def test_getting_ready_does_not_import_torch() -> None:
+def test_starting_the_process_server_does_not_import_torch() -> None:
     code = "import sys, fedadc.system.processes as p; p.start_process_server(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_training_imports_no_compiler() -> None:
-    """torch.use_deterministic_algorithms would import one, for a second."""
+    """torch.use_deterministic_algorithms would import one, which takes a second."""
     code = (
-        "import sys; from fedadc.system.determinism import exact\n"
-        "with exact(): pass\nassert 'torch._inductor' not in sys.modules"
+        "import sys; from fedadc.system.determinism import deterministic\n"
+        "with deterministic(): pass\nassert 'torch._inductor' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

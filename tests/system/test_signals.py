@@ -1,4 +1,4 @@
-"""Signals that ask for the end: heard between steps, held back inside them, never lost."""
+"""Termination signals: handled between steps, delayed inside them, never lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedadc.system.signals import SIGNALS, Stopped, deferred_signals, last_signa
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_stops_what_is_under_way(number: int) -> None:
+def test_a_signal_raises_stopped(number: int) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals():
         os.kill(os.getpid(), number)
@@ -22,7 +22,7 @@ def test_a_signal_stops_what_is_under_way(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_waits_until_a_step_is_done() -> None:
+def test_a_signal_is_delayed_until_a_step_is_done() -> None:
     done = []
     with pytest.raises(Stopped), stopping_on_signals():
         with deferred_signals():
@@ -34,23 +34,23 @@ def test_a_signal_waits_until_a_step_is_done() -> None:
     assert done == ["inner", "outer"]
 
 
-def test_a_second_signal_does_not_disturb_the_end() -> None:
+def test_a_signal_while_stopping_is_dropped() -> None:
     with pytest.raises(ZeroDivisionError), stopping_on_signals():
-        with deferred_signals(for_good=True):
+        with deferred_signals(drop=True):
             os.kill(os.getpid(), signal.SIGTERM)
         with deferred_signals():
-            pass  # it was answered
+            pass  # the signal was dropped
         raise ZeroDivisionError
 
 
-def test_a_signal_that_python_drops_is_heard_at_the_next_step() -> None:
-    """What is raised in a destructor goes nowhere."""
+def test_a_signal_that_python_drops_takes_effect_at_the_next_step() -> None:
+    """Python ignores exceptions raised in a destructor."""
 
     class Fragile:
         def __del__(self) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             for _ in range(1000):
-                pass  # handlers run between two of Python's own steps
+                pass  # signal handlers run between two bytecode instructions
 
     reached = False
     with pytest.raises(Stopped), stopping_on_signals():
@@ -64,9 +64,9 @@ def test_a_signal_that_python_drops_is_heard_at_the_next_step() -> None:
     assert reached
 
 
-def test_what_a_user_has_set_up_stays_his() -> None:
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+def test_handlers_of_the_user_are_kept() -> None:
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and shells in the background do
     try:
         with stopping_on_signals():
@@ -75,10 +75,10 @@ def test_what_a_user_has_set_up_stays_his() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, ignored)
-    assert heard == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
 
 
-def test_other_threads_do_without() -> None:
+def test_other_threads_are_not_affected() -> None:
     ended = []
 
     def work() -> None:
@@ -91,6 +91,6 @@ def test_other_threads_do_without() -> None:
     assert ended
 
 
-def test_it_travels_between_processes() -> None:
+def test_stopped_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM)))
     assert isinstance(again, Stopped) and again.number == signal.SIGTERM

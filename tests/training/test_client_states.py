@@ -34,8 +34,9 @@ from fedadc.models import MLP
 from fedadc.models.vectors import State
 from fedadc.objectives import ModelContrast
 from fedadc.runs.runner import run
-from fedadc.training.client_states import BUCKET, FOLDER_PREFIX, ClientStates, StateHandle, Storage, Store
+from fedadc.training.client_states import BUCKET, ClientStates, StateHandle, Storage, Store
 from fedadc.training.state import RunState
+from fedadc.training.state_files import FOLDER_PREFIX
 from fedadc.views.local_work import LocalWork
 
 CLIENTS, COHORT, ROUNDS = 1000, 50, 4
@@ -297,7 +298,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(call: Call, tmp_path: P
         next(federation(FedDyn(), Storage(memory_gb=0, folder=str(place))).rounds(3))
     assert "\n" not in str(caught.value)
     words = ("run", "small.yaml", "method=feddyn", f"storage.folder={place}", "storage.memory_gb=0", "--out", "a")
-    refused(call(*words), f"storage.folder: {place} takes no files")
+    refused(call(*words), f"storage.folder: {place} is not writable")
     assert not (tmp_path / "a").exists()
 
 

@@ -52,7 +52,7 @@ def finished(trained: Federation, rounds: int) -> list[Round]:
 def test_shares_of_any_cohort(many: int, drop: float, part: float, seed: int, round: int) -> None:
     slow = part * (1 - drop)
     cohort, steps = np.arange(many) * 3, np.arange(many) % 5 + 2
-    dropped, late, done = Faults(drop=drop, slow=slow).strike(cohort, steps, seed, round)
+    dropped, late, done = Faults(drop=drop, slow=slow).draw(cohort, steps, seed, round)
     assert abs(dropped.sum() - drop * many) < 1 and abs(late.sum() - slow * many) <= 1
     assert not (dropped & late).any()
     assert np.array_equal(done[~late], steps[~late])
@@ -62,7 +62,7 @@ def test_shares_of_any_cohort(many: int, drop: float, part: float, seed: int, ro
 def test_the_shares_are_right_on_average_and_everybody_is_struck_alike() -> None:
     """7 clients, 0.3 and 0.2 of them: 2.1 and 1.4 a round (standard errors 0.007 and 0.011 over 2,000 rounds)."""
     cohort, steps, faults = np.arange(7), np.full(7, 9), Faults(drop=0.3, slow=0.2)
-    struck = [faults.strike(cohort, steps, 0, t) for t in range(1, 2001)]
+    struck = [faults.draw(cohort, steps, 0, t) for t in range(1, 2001)]
     dropped, late = (np.array([s[i] for s in struck]) for i in (0, 1))
     assert abs(dropped.sum(axis=1).mean() - 2.1) < 0.03 and abs(late.sum(axis=1).mean() - 1.4) < 0.05
     assert np.abs(dropped.mean(axis=0) - 0.3).max() < 0.05 and np.abs(late.mean(axis=0) - 0.2).max() < 0.05
@@ -71,14 +71,14 @@ def test_the_shares_are_right_on_average_and_everybody_is_struck_alike() -> None
 
 
 def test_nobody_does_less_than_one_step() -> None:
-    dropped, late, done = Faults(slow=1.0).strike(np.arange(4), np.array([1, 2, 1, 2]), 0, 1)
+    dropped, late, done = Faults(slow=1.0).draw(np.arange(4), np.array([1, 2, 1, 2]), 0, 1)
     assert not dropped.any() and late.tolist() == [False, True, False, True] and done.tolist() == [1, 1, 1, 1]
 
 
 def test_a_larger_share_drops_the_same_clients_and_more() -> None:
     cohort, steps = np.arange(30), np.full(30, 4)
     for t in range(1, 20):
-        few, many = (Faults(drop=share).strike(cohort, steps, 3, t)[0] for share in (0.2, 0.6))
+        few, many = (Faults(drop=share).draw(cohort, steps, 3, t)[0] for share in (0.2, 0.6))
         assert (few <= many).all() and few.sum() < many.sum()
 
 
@@ -186,7 +186,7 @@ def test_a_slow_clients_batches_are_the_first_of_its_whole_round() -> None:
     trained = federation(FedAvg(), Faults(slow=1.0), local=LocalWork(steps=7, batch_size=3, lr=0.1), cohort=1)
     first = next(trained.rounds(1))
     (client,) = first.cohort
-    h = int(Faults(slow=1.0).strike(np.array([client]), np.array([7]), 0, 1)[2][0])
+    h = int(Faults(slow=1.0).draw(np.array([client]), np.array([7]), 0, 1)[2][0])
     report = local_update(trained.context, ServerBroadcast(1, 0.1, trained.start().theta, {}), ClientTask(client, h))
     assert torch.equal(first.state.theta, trained.start().theta - report.upload["delta"])
 

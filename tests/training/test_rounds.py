@@ -49,7 +49,7 @@ def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
     total: dict[str, torch.Tensor] = {}
     for v in vectors[:BLOCK]:
         total = added(total, {"delta": v})
-    ahead.add(PartialSum(total, [part(v).reports[0] for v in vectors[:BLOCK]]))
+    ahead.add(PartialSum(total, [part(v).results[0] for v in vectors[:BLOCK]]))
     for v in vectors[BLOCK:]:
         ahead.add(part(v))
     assert ahead.count == 21 and torch.equal(ahead.result()["delta"], single.result()["delta"])
@@ -57,7 +57,7 @@ def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
 
 
 def test_no_other_group_may_be_added_ahead() -> None:
-    reports = [part(torch.ones(2)).reports[0]] * BLOCK
+    reports = [part(torch.ones(2)).results[0]] * BLOCK
     mean = OrderedMean()
     with pytest.raises(AssertionError, match="not a block"):
         mean.add(PartialSum({"delta": torch.ones(2)}, reports[:3]))
@@ -175,7 +175,7 @@ def test_threads_of_the_user_do_not_change_bits() -> None:
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core has one thread")
 def test_threads_would_change_bits_if_they_were_let(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above: without `exact` the same runs differ."""
-    monkeypatch.setattr("fedadc.training.rounds.exact", contextlib.nullcontext)
+    monkeypatch.setattr("fedadc.training.rounds.deterministic", contextlib.nullcontext)
     assert not torch.equal(*bits_by_threads())
 
 

@@ -1,1 +1,1 @@
-"""One file per kind of source: built-in data sets, arrays, CSV tables, .npz files, folders of images."""
+"""Data set loaders, one module per source: built-in data sets, arrays, CSV tables, .npz files, folders of images."""

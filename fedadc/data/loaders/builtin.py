@@ -1,4 +1,4 @@
-"""The built-in data sets: digits (in the package), MNIST, Fashion-MNIST (IDX files), CIFAR-10, CIFAR-100 (binary).
+"""Load the built-in data sets: digits (part of the package), MNIST and Fashion-MNIST (IDX), CIFAR-10 and CIFAR-100.
 
 digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships (E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI Machine Learning Repository, CC BY 4.0).
@@ -28,30 +28,30 @@ DIGIT_CLASSES = tuple("0123456789")
 
 
 def digits() -> Dataset:
-    """scikit-learn's handwritten digits, 8×8; no test part of its own"""
+    """scikit-learn's handwritten digits, 8×8; no test split of its own"""
     with package_files("fedadc.data.loaders").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
         samples = _samples(arrays["x"], arrays["y"])
     return Dataset("digits", samples, DIGIT_CLASSES, normalization=Normalization(scale=16.0))
 
 
 def mnist(data_dir: Path | None) -> Dataset:
-    """handwritten digits, 28×28, 60,000 and 10,000"""
+    """handwritten digits, 28×28, 60,000 training and 10,000 test samples"""
     return _from_idx("mnist", data_dir, DIGIT_CLASSES, Normalization(255.0, (0.1307,), (0.3081,)))
 
 
 def fashion_mnist(data_dir: Path | None) -> Dataset:
-    """clothing, 28×28, 60,000 and 10,000"""
+    """clothing, 28×28, 60,000 training and 10,000 test samples"""
     return _from_idx("fashion_mnist", data_dir, FASHION_CLASSES, Normalization(255.0, (0.2860,), (0.3530,)))
 
 
 def cifar10(data_dir: Path | None) -> Dataset:
-    """color photographs, 32×32, 10 classes, 50,000 and 10,000"""
+    """color photographs, 32×32, 10 classes, 50,000 training and 10,000 test samples"""
     constants = Normalization(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     return _from_cifar("cifar10", data_dir, 1, CIFAR10_CLASSES, constants)
 
 
 def cifar100(data_dir: Path | None) -> Dataset:
-    """color photographs, 32×32, 100 classes, 50,000 and 10,000"""
+    """color photographs, 32×32, 100 classes, 50,000 training and 10,000 test samples"""
     constants = Normalization(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     return _from_cifar("cifar100", data_dir, 2, tuple(map(str, range(100))), constants)
 
@@ -70,7 +70,7 @@ def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], consta
 
 
 def read_idx(path: Path) -> Array:
-    """The unsigned bytes of an IDX file, plain or gzipped."""
+    """The array of unsigned bytes in an IDX file, plain or gzipped."""
     require_file(path, "data")
     zipped = path.suffix == ".gz"
     try:
@@ -79,15 +79,15 @@ def read_idx(path: Path) -> Array:
             size, stored = math.prod(shape), path.stat().st_size
             declared = f"{' × '.join(map(str, shape))} bytes"
             if zipped:
-                require_proportionate(
-                    size, stored, f"{path}, by its header {declared},", "if that is meant, unpack it first"
-                )
+                what = f"{path}, whose header declares {declared},"
+                require_proportionate(size, stored, what, "if the file is correct, decompress it first")
             stream.seek(4 + 4 * len(shape))
-            body = bytearray(stream.read((size if zipped else min(size, stored)) + 1))  # writable, as tensors must be
+            limit = size if zipped else min(size, stored)
+            body = bytearray(stream.read(limit + 1))  # a bytearray, because torch warns about read-only memory
     except (OSError, EOFError, zlib.error) as error:
         raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
-    held = "more" if len(body) > size else len(body)
-    require(len(body) == size, f"{path} should hold {declared} after its header, but holds {held}.")
+    found = "more" if len(body) > size else len(body)
+    require(len(body) == size, f"{path} should contain {declared} after its header, but contains {found}.")
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
@@ -99,7 +99,7 @@ def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
     end = 4 + 4 * head[3]
     require(len(head) >= end, f"{path} ends inside its header.")
     shape = tuple(int(n) for n in np.frombuffer(head[4:end], dtype=">u4"))
-    require(0 not in shape, f"{path} is empty: by its header it has {' × '.join(map(str, shape))} bytes.")
+    require(0 not in shape, f"{path} is empty: its header declares {' × '.join(map(str, shape))} bytes.")
     return shape
 
 
@@ -123,17 +123,20 @@ def _from_cifar(
 
 
 def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array]:
-    """Images [n, 3, 32, 32] and labels of a binary file whose records are label bytes (the last counts) and pixels."""
+    """Images [n, 3, 32, 32] and labels of a CIFAR binary file.
+
+    A record consists of `label_bytes` labels, of which the last one is used, and 3072 pixels.
+    """
     require_file(path, "data")
     record, size = label_bytes + 3 * 32 * 32, path.stat().st_size
     require(
         size > 0 and size % record == 0,
-        f"{path} is not a CIFAR binary file: {size} bytes are no whole number of {record}-byte records.",
+        f"{path} is not a CIFAR binary file: its size, {size} bytes, is not a multiple of {record}-byte records.",
     )
     raw = np.fromfile(path, dtype=np.uint8, count=size).reshape(-1, record)
     labels = raw[:, label_bytes - 1]
-    wrong = np.flatnonzero(labels >= classes)
-    if len(wrong):
-        at = int(wrong[0])
-        raise FedadcError(f"{path}, record {at}: the label {labels[at]} is outside 0..{classes - 1}.")
+    invalid = np.flatnonzero(labels >= classes)
+    if len(invalid):
+        position = int(invalid[0])
+        raise FedadcError(f"{path}, record {position}: the label {labels[position]} is outside 0..{classes - 1}.")
     return raw[:, label_bytes:].reshape(-1, 3, 32, 32), labels

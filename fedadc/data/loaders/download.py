@@ -1,4 +1,4 @@
-"""Where the built-in data sets lie, and how they get there."""
+"""Find the files of the built-in data sets on this machine, or download and verify them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import IO, Any
 
 from fedadc.errors import FedadcError, require, unknown
 
-Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0: unknown)
-BLOCK = 1 << 20
-LARGEST = 256 << 20  # bytes of one file; the largest there is, CIFAR-10's archive, has 170 MB
+Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in total (0: unknown)
+BLOCK = 1 << 20  # bytes read at once
+MAX_FILE = 256 << 20  # bytes; the largest official file, CIFAR-10's archive, has 170 MB
 
 
 @dataclass(frozen=True)
 class Source:
     """The official files of a data set."""
 
-    folder: str  # below the data folder; the first of its usual names
-    also: tuple[str, ...]  # other usual names
-    files: dict[str, str]  # file -> md5, as it must lie in the folder
-    address: str
-    archive: tuple[str, str] | None = None  # (file, md5) of a tar that holds the files
+    folder: str  # subfolder of the data folder
+    also: tuple[str, ...]  # other common names of the subfolder
+    files: dict[str, str]  # file name -> md5
+    address: str  # URL of the folder to download from
+    archive: tuple[str, str] | None = None  # (file name, md5) of a tar file that contains the files
 
 
 def _idx(folder: str, also: tuple[str, ...], address: str, *md5: str) -> Source:
@@ -73,29 +73,29 @@ SOURCES: dict[str, Source] = {
 
 
 def data_folders(data_dir: str | Path | None) -> list[Path]:
-    """Where data is looked for: --data-dir, FEDADC_DATA, the cache folder."""
+    """The folders that are searched for data: --data-dir, FEDADC_DATA and the cache folder, in this order."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedadc"
     given = [data_dir, os.environ.get("FEDADC_DATA")]
     return [*(Path(g).expanduser() for g in given if g), cache]
 
 
 def find(name: str, data_dir: str | Path | None) -> Path:
-    """The folder of a data set; an error that says what is missing and where to put it."""
+    """The folder that contains a data set. The error for absent data says which files to put where."""
     source = SOURCES[name]
     roots = data_folders(data_dir)
     for root in roots:
         for folder in (source.folder, *source.also, "."):
             if all(locate(root / folder, file) for file in source.files):
                 return root / folder
-    place = roots[0] / source.folder
+    expected = roots[0] / source.folder
     raise FedadcError(
-        f"data {name} is not on this machine: put {', '.join(source.files)} into {place}, or run "
-        f"`fedadc data get {name}` where there is a network (looked in {', '.join(map(str, roots))})."
+        f"data {name} is not on this machine: put {', '.join(source.files)} into {expected}, or run "
+        f"`fedadc data get {name}` with a network connection (searched {', '.join(map(str, roots))})."
     )
 
 
 def locate(folder: Path, file: str) -> Path | None:
-    """A file, or its unzipped form."""
+    """The path of a file or of its decompressed form; None if neither exists."""
     for path in (folder / file, folder / file.removesuffix(".gz")):
         if path.is_file():
             return path
@@ -112,18 +112,18 @@ def md5_of(path: Path) -> str:
 
 def check_md5(path: Path, md5: str) -> None:
     size = path.stat().st_size
-    require(size <= LARGEST, f"{path} is not the official file: it has {size} bytes, more than any of them.")
-    found, shown = md5_of(path), path.with_name(path.name.removesuffix(".part"))
-    require(found == md5, f"{shown} is damaged or not the official file: its md5 is {found}, not {md5}.")
+    require(size <= MAX_FILE, f"{path} is not the official file: it has {size} bytes, more than any official file.")
+    found, final_path = md5_of(path), path.with_name(path.name.removesuffix(".part"))
+    require(found == md5, f"{final_path} is damaged or not the official file: its md5 is {found}, not {md5}.")
 
 
 def get(name: str, data_dir: str | Path | None, origin: str | None = None, progress: Progress | None = None) -> Path:
-    """Fetch, check and unpack a data set; `origin` is another address, or a local folder or archive."""
+    """Download, verify and unpack a data set. `origin` is another URL, or a local folder or archive."""
     if name not in SOURCES:
         raise unknown("data set to download", name, SOURCES)
     source = SOURCES[name]
     target = data_folders(data_dir)[0] / source.folder
-    made = [folder for folder in (target, target.parent) if not folder.exists()]
+    new_folders = [folder for folder in (target, target.parent) if not folder.exists()]
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -132,10 +132,10 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
         if source.archive:
             file, md5 = source.archive
             _take_unpacked(origin, source, target)
-            if not all(_is_good(target / name, sum_) for name, sum_ in source.files.items()):
-                with tempfile.TemporaryDirectory(dir=target) as room:
-                    archive = _fetch(_address(origin or source.address, file), Path(room) / file, md5, progress)
-                    _unpack(archive, source.files, Path(room), target)
+            if not all(_is_good(target / name, expected) for name, expected in source.files.items()):
+                with tempfile.TemporaryDirectory(dir=target) as temporary:
+                    archive = _fetch(_address(origin or source.address, file), Path(temporary) / file, md5, progress)
+                    _unpack(archive, source.files, Path(temporary), target)
         else:
             for file, md5 in source.files.items():
                 if not _is_good(target / file, md5):
@@ -143,18 +143,18 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
     except (OSError, EOFError, tarfile.TarError, zlib.error, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise FedadcError(
-            f"data {name} could not be fetched ({reason}): put {', '.join(source.files)} into {target} yourself, or "
-            f"give --from a folder, an archive or another address that has {(source.archive or ('them',))[0]}."
+            f"data {name} could not be downloaded ({reason}): put {', '.join(source.files)} into {target} yourself, or "
+            f"pass --from a folder, an archive or another URL that has {(source.archive or ('them',))[0]}."
         ) from error
     finally:
-        for folder in made:
+        for folder in new_folders:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # only where nothing came
+                folder.rmdir()  # succeeds only if the folder is still empty
     return target
 
 
 def _take_unpacked(origin: str | None, source: Source, target: Path) -> None:
-    """`--from` a folder that holds the files already unpacked."""
+    """Copy the files from the folder `origin`, if it contains them already unpacked."""
     for folder in (Path(origin).expanduser(), Path(origin).expanduser() / source.folder) if origin else ():
         if folder.is_dir() and all((folder / file).is_file() for file in source.files):
             for file, md5 in source.files.items():
@@ -163,6 +163,7 @@ def _take_unpacked(origin: str | None, source: Source, target: Path) -> None:
 
 
 def _address(origin: str, file: str) -> str:
+    """The URL of a file in `origin`, which is a local file or folder, or a URL."""
     path = Path(origin).expanduser()
     if path.is_file():
         return path.resolve().as_uri()
@@ -172,15 +173,15 @@ def _address(origin: str, file: str) -> str:
 
 
 def _fetch(address: str, target: Path, md5: str, progress: Progress | None) -> Path:
-    """Download under a temporary name, so that a broken download never looks like a file."""
+    """Download and verify under a temporary name, so that `target` never holds an incomplete file."""
     partial = target.with_name(target.name + ".part")
     try:
         with urllib.request.urlopen(address, timeout=30) as answer, partial.open("wb") as out:
             _copy(answer, out, int(answer.headers.get("Content-Length") or 0), target.name, progress)
         check_md5(partial, md5)
         partial.replace(target)
-    except ValueError as error:  # urllib's word for an address that is none
-        raise FedadcError(f"--from: {address!r} is neither a file, a folder nor an address ({error}).") from error
+    except ValueError as error:  # raised by urllib for an invalid URL
+        raise FedadcError(f"--from: {address!r} is neither a file, a folder nor a URL ({error}).") from error
     finally:
         partial.unlink(missing_ok=True)
     return target
@@ -190,27 +191,29 @@ def _copy(source: IO[bytes] | Any, out: IO[bytes], size: int, what: str, progres
     done = 0
     while block := source.read(BLOCK):
         done += len(block)
-        require(done <= LARGEST, f"{what} does not end: it has more than the {LARGEST} bytes of any official file.")
+        require(
+            done <= MAX_FILE, f"{what} is too large: it has more than {MAX_FILE} bytes, the limit for official files."
+        )
         out.write(block)
         if progress:
             progress(what, done, size)
 
 
-def _unpack(archive: Path, files: dict[str, str], room: Path, target: Path) -> None:
-    """Take the expected files out of a tar and nothing else: no name in it decides where anything is written."""
-    wanted = dict(files)
+def _unpack(archive: Path, files: dict[str, str], temporary: Path, target: Path) -> None:
+    """Extract only the expected files of a tar file. The paths inside the archive never decide where files go."""
+    missing = dict(files)
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
-            require(member.size <= LARGEST, f"{archive.name}: {member.name} is too large, {member.size} bytes.")
+            require(member.size <= MAX_FILE, f"{archive.name}: {member.name} is too large, {member.size} bytes.")
             file = Path(member.name).name
-            if file in wanted and member.isfile() and (content := tar.extractfile(member)) is not None:
-                with (room / file).open("wb") as out:
+            if file in missing and member.isfile() and (content := tar.extractfile(member)) is not None:
+                with (temporary / file).open("wb") as out:
                     _copy(content, out, member.size, file, None)
-                check_md5(room / file, wanted.pop(file))
-    require(not wanted, f"{archive.name} lacks {', '.join(wanted)}.")
+                check_md5(temporary / file, missing.pop(file))
+    require(not missing, f"{archive.name} lacks {', '.join(missing)}.")
     for file in files:
-        (room / file).replace(target / file)
+        (temporary / file).replace(target / file)
 
 
 def _is_good(path: Path, md5: str) -> bool:
-    return path.is_file() and path.stat().st_size <= LARGEST and md5_of(path) == md5
+    return path.is_file() and path.stat().st_size <= MAX_FILE and md5_of(path) == md5

@@ -1,4 +1,4 @@
-"""A folder of images per class: every size is read from the headers and checked before a pixel is decoded."""
+"""Load images from one folder per class. Sizes are read from file headers and checked before pixels are decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # Pillow would start Ghostscript for an EPS called .png
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # not EPS, for which Pillow would start Ghostscript
 
 
 def image_folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
@@ -32,47 +32,47 @@ def image_folder(path: Path, test: Path | None = None, size: int | None = None) 
     require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
     pixels = None if size is None else (size, size)
     train = read_images(path, pixels)
-    held = read_images(test, pixels) if test is not None else None
-    if held is not None and held[0].shape[1] != train[0].shape[1]:  # gray beside color
-        train, held = (
-            (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, held)
+    test_pair = read_images(test, pixels) if test is not None else None
+    if test_pair is not None and test_pair[0].shape[1] != train[0].shape[1]:  # one is gray, the other has colors
+        train, test_pair = (
+            (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, test_pair)
         )
-    return from_arrays(*train, held, name=name)
+    return from_arrays(*train, test_pair, name=name)
 
 
 def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Array]:
-    """uint8 images [n, channels, height, width] and their folders' names; `pixels`: width and height to scale to."""
+    """uint8 images [n, channels, height, width] and their folder names; `pixels`: the width and height to scale to."""
     from PIL.Image import DecompressionBombWarning
 
     require(path.is_dir(), f"data: there is no folder {path}.")
     try:
-        found = _files(path)
-        sizes = [_size(file) for file, _ in found]
+        files = _files(path)
+        sizes = [_size(file) for file, _ in files]
     except OSError as error:
         raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
     with warnings.catch_warnings():
         warnings.simplefilter("error", DecompressionBombWarning)  # Pillow's own limit, 89 million pixels
-        images = _read_all(path, found, sizes, pixels)
+        images = _read_all(path, files, sizes, pixels)
     if len({image.ndim for image in images}) > 1:
         images = [np.repeat(i[..., None], 3, axis=2) if i.ndim == 2 else i for i in images]
     stacked = np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
-    return stacked, np.array([label for _, label in found])
+    return stacked, np.array([label for _, label in files])
 
 
 def _read_all(
-    path: Path, found: list[tuple[Path, str]], sizes: list[int], pixels: tuple[int, int] | None
+    path: Path, files: list[tuple[Path, str]], sizes: list[int], pixels: tuple[int, int] | None
 ) -> list[Array]:
     images: list[Array] = []
-    for (file, _), size in zip(found, sizes, strict=True):
+    for (file, _), size in zip(files, sizes, strict=True):
         with _opened(file, size) as image:
             if not images:
                 width, height = pixels or image.size
-                asked, how = 3 * width * height * len(found), f"{len(found)} images of {width}×{height} pixels"
-                require_proportionate(asked, sum(sizes), f"{path}: {how}", "set a smaller data.size")
+                what = f"{path}: {len(files)} images of {width}×{height} pixels"
+                require_proportionate(3 * width * height * len(files), sum(sizes), what, "set a smaller data.size")
             images.append(_decoded(image, file, pixels))
         require(
             images[-1].shape[:2] == images[0].shape[:2],
-            f"{file} has {images[-1].shape[1]}×{images[-1].shape[0]} pixels, {found[0][0].name} "
+            f"{file} has {images[-1].shape[1]}×{images[-1].shape[0]} pixels, but {files[0][0].name} has "
             f"{images[0].shape[1]}×{images[0].shape[0]}; set data.size to scale all images to one size.",
         )
     return images
@@ -84,44 +84,44 @@ def _files(path: Path) -> list[tuple[Path, str]]:
     found = []
     for group in groups:
         inside = [(file, group.name) for file in sorted(group.iterdir()) if file.suffix.lower() in ENDINGS]
-        require(bool(inside), f"{group} holds no images; fill it or take it away.")
+        require(bool(inside), f"{group} contains no images; add images or remove the folder.")
         found += inside
-    require(bool(found), f"{path} holds no images; it needs one folder per class with image files in it.")
+    require(bool(found), f"{path} contains no images; it needs one folder of image files per class.")
     return found
 
 
 def _size(file: Path) -> int:
-    """Of a regular file: a pipe would never end."""
-    known = file.stat()
-    require(stat.S_ISREG(known.st_mode), f"{file} is not a file.")
-    return known.st_size
+    """The size of a regular file in bytes. Anything else is refused: reading a pipe could block forever."""
+    status = file.stat()
+    require(stat.S_ISREG(status.st_mode), f"{file} is not a file.")
+    return status.st_size
 
 
 @contextmanager
 def _opened(file: Path, size: int) -> Iterator[Image]:
-    """An image whose header has been read; whatever is wrong with it, then or later, is one sentence."""
+    """Open an image and check the size in its header. Every error, also while decoding, becomes a FedadcError."""
     from PIL import Image
 
     try:
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             require_proportionate(
-                3 * width * height, size, f"{file}, by its header {width}×{height} pixels,", "scale it down"
+                3 * width * height, size, f"{file}, whose header declares {width}×{height} pixels,", "scale it down"
             )
             yield image
     except FedadcError:
         raise
-    except Exception as error:  # Pillow's readers pass on whatever Python makes of a broken header
+    except Exception as error:  # for a broken header, Pillow's readers may raise any exception
         raise FedadcError(f"{file} is not a readable image ({one_line(error)}).") from error
 
 
 def _decoded(image: Image, file: Path, pixels: tuple[int, int] | None) -> Array:
     from PIL import Image
 
-    require(image.mode not in ("I", "F"), f"{file} has 32 bits per pixel; 8 or 16 are read.")
-    animated = getattr(image, "is_animated", False) and image.format != "MPO"  # a photograph with its small copy
-    require(not animated, f"{file} holds several pictures; save the one that counts.")
-    if image.mode.startswith("I;16"):  # Pillow's own conversion cuts off at 255
+    require(image.mode not in ("I", "F"), f"{file} has 32 bits per pixel; only 8 and 16 are supported.")
+    several = getattr(image, "is_animated", False) and image.format != "MPO"  # MPO: a photograph and its thumbnail
+    require(not several, f"{file} contains several images; save only the one to train on.")
+    if image.mode.startswith("I;16"):  # Pillow's own conversion would clip values at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     else:
         image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")

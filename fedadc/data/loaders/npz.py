@@ -1,4 +1,4 @@
-"""Data from an .npz file. Every size is checked before memory is allocated, and nothing in it is ever executed."""
+"""Load data from an .npz file. Sizes are checked before memory is allocated, and pickled objects are refused."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from fedadc.data.loaders.arrays import Pair, checked_owners, from_arrays, sample
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.errors import FedadcError, one_line, require, require_file
 
-MOST_MEMBERS = 1000  # a data set has seven
-LONGEST_HEADER = 4096  # characters; the header of a plain array has about a hundred
+MAX_ARRAYS = 1000  # a data set needs fewer than ten
+MAX_HEADER = 4096  # characters; the header of a plain array has about a hundred
 
 
 def npz(path: Path, test: Path | None = None) -> Dataset:
-    """your own arrays: x, y, and where you have them x_test, y_test, client, client_test"""
+    """your own arrays: x and y; optionally x_test, y_test, client and client_test"""
     arrays = read_npz(path)
-    held, held_by = None, arrays.get("client_test")
+    test_pair, test_owners = None, arrays.get("client_test")
     if test is not None:
-        more = read_npz(test)
-        held, held_by = pair_in(more, test, ("", "_test")), more.get("client" if "x" in more else "client_test")
+        test_arrays = read_npz(test)
+        test_pair = pair_in(test_arrays, test, ("", "_test"))
+        test_owners = test_arrays.get("client" if "x" in test_arrays else "client_test")
     elif {"x_test", "y_test"} & arrays.keys():
-        held = pair_in(arrays, path, ("_test",))
+        test_pair = pair_in(arrays, path, ("_test",))
     train, owners = pair_in(arrays, path, ("", "_train")), arrays.get("client")
-    return from_arrays(*train, held, owners=owners, test_owners=held_by, name=path.name)
+    return from_arrays(*train, test_pair, owners=owners, test_owners=test_owners, name=path.name)
 
 
 def npz_like(path: Path, like: Dataset) -> Dataset:
-    """An .npz with the classes and the kind of numbers of a data set that is known."""
+    """A data set from an .npz file, with the classes, normalization and input dtype of an existing data set."""
     arrays = read_npz(path)
 
     def samples(*endings: str) -> Samples:
         found = samples_like(like.classes, *pair_in(arrays, path, endings), path.name)
-        number = like.train.x.dtype
-        both = found.x.is_floating_point() and number.is_floating_point
-        return Samples(found.x.to(number), found.y) if both else found
+        dtype = like.train.x.dtype
+        both_floating = found.x.is_floating_point() and dtype.is_floating_point
+        return Samples(found.x.to(dtype), found.y) if both_floating else found
 
     train = samples("", "_train")
     test = samples("_test") if {"x_test", "y_test"} & arrays.keys() else None
@@ -55,6 +56,7 @@ def npz_like(path: Path, like: Dataset) -> Dataset:
 
 
 def pair_in(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> Pair:
+    """The first pair of arrays x and y whose names have one of these endings."""
     for ending in endings:
         if f"x{ending}" in arrays and f"y{ending}" in arrays:
             return arrays[f"x{ending}"], arrays[f"y{ending}"]
@@ -63,37 +65,35 @@ def pair_in(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> P
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """All arrays by name."""
+    """All arrays of an .npz file, by name."""
     require_file(path, "data")
     try:
         with path.open("rb") as stream:
             single = stream.read(6) == b"\x93NUMPY"
-        require(not single, f"{path} is a single array; an .npz with x and y is needed.")
+        require(not single, f"{path} is a single array; an .npz file with x and y is needed.")
         with zipfile.ZipFile(path) as archive:
             members = _members(path, archive)
             return {name: _read(path, archive, name, member) for name, member in members.items()}
     except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise FedadcError(f"{path} is not a whole .npz file ({one_line(error)}).") from error
+        raise FedadcError(f"{path} is damaged or not an .npz file ({one_line(error)}).") from error
 
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    found = archive.infolist()
-    require(
-        len(found) <= MOST_MEMBERS, f"{path} holds {len(found)} arrays; a data set has no more than {MOST_MEMBERS}."
-    )
+    listed = archive.infolist()
+    require(len(listed) <= MAX_ARRAYS, f"{path} contains {len(listed)} arrays; at most {MAX_ARRAYS} are allowed.")
     require_proportionate(
-        sum(member.file_size for member in found),
+        sum(member.file_size for member in listed),
         path.stat().st_size,
         str(path),
-        "if its arrays are meant to be so uniform, write them with np.savez, uncompressed",
+        "if its arrays really are that uniform, save them uncompressed with np.savez",
     )
     members: dict[str, zipfile.ZipInfo] = {}
-    for member in found:
+    for member in listed:
         name = member.filename.removesuffix(".npy")
-        require(name not in members, f"{path} holds the array {reprlib.repr(name)} twice.")
-        require(
-            member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED),  # others unpack without a limit
-            f"{path}: array {reprlib.repr(name)} is compressed in a way that NumPy does not use; "
+        require(name not in members, f"{path} contains the array {reprlib.repr(name)} twice.")
+        require(  # only these two methods can be decompressed with a size limit
+            member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED),
+            f"{path}: array {reprlib.repr(name)} is compressed by a method that NumPy does not use; "
             "save it with np.savez.",
         )
         members[name] = member
@@ -108,12 +108,12 @@ def _read(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipIn
     require(not dtype.hasobject, f"{where}: pickled objects are refused; save plain numbers or strings.")
     require(
         dtype.kind != "V" and dtype.itemsize > 0,
-        f"{where} has the type {reprlib.repr(str(dtype))}; plain numbers or strings are read.",
+        f"{where} has the type {reprlib.repr(str(dtype))}; only plain numbers and strings are supported.",
     )
     size = math.prod(shape) * dtype.itemsize
     require(
         min(shape, default=0) >= 0 and start + size == member.file_size,
-        f"{where} is {reprlib.repr(list(shape))} {dtype} by its header, but has {member.file_size - start} bytes.",
+        f"{where} is {reprlib.repr(list(shape))} {dtype} in its header, but has {member.file_size - start} bytes.",
     )
     with archive.open(member) as stream:
         array: Array = np.lib.format.read_array(stream, allow_pickle=False)
@@ -121,16 +121,18 @@ def _read(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipIn
 
 
 def _header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type. Version 3 is for structured types only, which are not read."""
+    """Shape and dtype of an array. Version 3.0 is only needed for structured types, which are not supported."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(stream)
-        require(version in readers, f"{where} has the .npy version {version[0]}.{version[1]}; 1.0 and 2.0 are read.")
-        shape, _, dtype = readers[version](stream, max_header_size=LONGEST_HEADER)
+        require(
+            version in readers, f"{where} has .npy version {version[0]}.{version[1]}; only 1.0 and 2.0 are supported."
+        )
+        shape, _, dtype = readers[version](stream, max_header_size=MAX_HEADER)
     except FedadcError:
         raise
     except (zipfile.BadZipFile, zlib.error):
         raise
-    except Exception as error:  # NumPy has Python parse the header, and passes on whatever that raises
+    except Exception as error:  # NumPy evaluates the header as a Python literal, which may raise any exception
         raise FedadcError(f"{where} has no valid header ({one_line(error)[:80]}).") from error
     return shape, dtype

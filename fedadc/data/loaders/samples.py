@@ -1,4 +1,4 @@
-"""Further samples for a data set that is known: from an .npz file or a folder of images."""
+"""Read further samples for an existing data set, from an .npz file or a folder of images."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from fedadc.errors import require
 
 
 def read_samples(path: Path, like: Dataset) -> Samples:
-    """Samples from an .npz or a folder of images, with the classes and the shape of a data set."""
+    """Samples from an .npz file or a folder of images, converted to the classes and input shape of `like`."""
     if path.is_dir():
         path = path / "test" if (path / "test").is_dir() else path
         require(
-            len(like.input_shape) == 3, f"{path} holds images, but the model was trained on {list(like.input_shape)}."
+            len(like.input_shape) == 3,
+            f"{path} contains images, but the model was trained on inputs of shape {list(like.input_shape)}.",
         )
         channels, height, width = like.input_shape
         x, y = read_images(path, (width, height))

@@ -1,4 +1,4 @@
-"""The user's own arrays, Datasets, .npz files and image folders: kept as they are, or refused with a name."""
+"""Data from arrays, torch Datasets, .npz files and image folders is read unchanged, or refused with a clear message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Y = np.array([0, 1, 2, 0, 1, 2])
 
 
 def refused(call: Callable[[], object], *words: str) -> None:
-    """One FedadcError that holds these words."""
+    """Assert that the call raises a FedadcError whose message contains these words."""
     with pytest.raises(FedadcError) as error:
         call()
     message = str(error.value)
@@ -50,7 +50,7 @@ def test_dtypes(dtype: type, kept: torch.dtype, as_tensor: bool) -> None:
     assert data.normalization == Normalization(scale=255.0 if dtype is np.uint8 else 1.0)
 
 
-def test_lists_and_strided_arrays_are_taken_as_they_read() -> None:
+def test_lists_and_strided_arrays_keep_their_values() -> None:
     assert from_arrays([[1, 2], [3, 4]], [0, 1]).train.x.tolist() == [[1, 2], [3, 4]]
     assert from_arrays(X[::-1, ::-1], Y).train.x.tolist() == X[::-1, ::-1].tolist()
     assert from_arrays(X.T.copy().T, Y).train.x.is_contiguous()
@@ -81,7 +81,7 @@ def test_labels_become_classes_and_test_labels_are_mapped_by_name(labels: Any, c
     assert data.test.y.tolist() == codes[1:3] and data.test.y.dtype == torch.int64
 
 
-def test_integers_count_classes_that_have_names() -> None:
+def test_integer_labels_are_indices_of_named_classes() -> None:
     samples = samples_like(("ant", "cat", "dog"), X[:3], [2, 0, 1], "more")
     assert samples.y.tolist() == [2, 0, 1]
     refused(lambda: samples_like(("ant", "cat"), X[:3], [2, 0, 1], "more"), "more", "2", "does not occur in training")
@@ -114,25 +114,25 @@ def test_a_sample_that_is_not_finite_is_named(value: float) -> None:
         (X, Y.astype(float), ["labels must be integers or strings, not float64"]),
         (X, [None] * 6, ["labels must be integers or strings"]),
         (X, [[1], [1, 2]], ["labels"]),
-        (X, np.eye(6, dtype=int), ["labels need one dimension, not 2"]),
+        (X, np.eye(6, dtype=int), ["labels must have one dimension, not 2"]),
         (X, torch.zeros(6, dtype=torch.bfloat16), ["labels must be integers or strings"]),
-        (X, 3, ["labels need one dimension, not 0"]),
+        (X, 3, ["labels must have one dimension, not 0"]),
         (X, np.zeros(6, int), ["fewer than two classes"]),
         (X[:, 0], Y, ["at least one more"]),
         (X + 1j, Y, ["complex"]),
-        ([["a", "b"]] * 6, Y, ["not numbers"]),
-        ([[1, 2], [3]], [0, 1], ["not numbers of one shape"]),
-        (np.array([{}, {}]), [0, 1], ["not numbers"]),
+        ([["a", "b"]] * 6, Y, ["must be numbers"]),
+        ([[1, 2], [3]], [0, 1], ["must be numbers of one shape"]),
+        (np.array([{}, {}]), [0, 1], ["must be numbers"]),
         (np.zeros((0, 3)), np.zeros(0, int), ["no training sample"]),
         (np.zeros((6, 2, 0)), Y, ["samples of shape [2, 0] are empty"]),
-        (X, np.array([0, 1, 2, 0, 2**63, 1], np.uint64), ["label 4", "63 bits"]),
+        (X, np.array([0, 1, 2, 0, 2**63, 1], np.uint64), ["label of sample 4", "larger than 2^63 - 1"]),
     ],
 )
-def test_arrays_that_make_no_data_set(x: Any, y: Any, words: list[str]) -> None:
+def test_invalid_arrays_are_refused(x: Any, y: Any, words: list[str]) -> None:
     refused(lambda: from_arrays(x, y, name="mine"), "mine", *words)
 
 
-def test_further_parts_must_fit() -> None:
+def test_test_samples_and_owners_must_match() -> None:
     refused(lambda: from_arrays(X, Y, (X[:, :2], Y)), "test samples have shape [2]", "[3]")
     refused(lambda: from_arrays(X, Y, (X, Y[:4])), "6 inputs do not match 4 labels")
     refused(lambda: from_arrays(X, Y, (X, [0, 1, 2, 3, 0, 0])), "3", "does not occur in training")
@@ -150,11 +150,11 @@ def test_further_parts_must_fit() -> None:
         (np.array(["2020-01-01"] * 6, "datetime64[D]"), ["not datetime64"]),
     ],
 )
-def test_owners_that_name_nobody_are_refused(owners: Any, words: list[str]) -> None:
+def test_invalid_owners_are_refused(owners: Any, words: list[str]) -> None:
     refused(lambda: from_arrays(X, Y, owners=owners, name="mine"), "mine", *words)
 
 
-def test_owners_as_pandas_gives_them() -> None:
+def test_owners_may_be_an_object_array_as_in_pandas() -> None:
     assert from_arrays(X, Y, owners=np.array(list("abcabc"), dtype=object)).owners.tolist() == list("abcabc")
 
 
@@ -173,7 +173,7 @@ def test_from_clients_is_a_natural_federation() -> None:
     [
         ((X, Y[:3]), ["client 1 has 6 inputs and 3 labels"]),
         ((X[:0], Y[:0]), ["client 1 has 0 inputs and 0 labels"]),
-        ((X[:, :2], Y), ["client 1's inputs are [2]", "client 0's [3]"]),
+        ((X[:, :2], Y), ["client 1's inputs are [2]", "client 0's are [3]"]),
         ((X.astype(np.float32), Y), ["client 1", "float32", "float64"]),
         ((X, Y.astype(float)), ["labels must be integers or strings"]),
     ],
@@ -212,7 +212,7 @@ def test_from_torch_takes_any_indexable_of_arrays() -> None:
         [(np.zeros(3), None), (np.zeros(3), 1)],
     ],
 )
-def test_items_that_are_no_samples_are_refused(items: list) -> None:
+def test_invalid_items_are_refused(items: list) -> None:
     refused(lambda: from_torch(items, name="mine"), "mine")
 
 
@@ -249,7 +249,7 @@ def test_npz_without_and_with_a_test_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "array", [X.astype(">f8"), np.asfortranarray(X), X[::-1, ::2]], ids=["big", "fortran", "strides"]
 )
-def test_npz_in_any_form_of_numpy(tmp_path: Path, array: np.ndarray, version: tuple[int, int]) -> None:
+def test_npz_with_any_array_layout_and_version(tmp_path: Path, array: np.ndarray, version: tuple[int, int]) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as out:
         for name, content in (("x", array), ("y", Y)):
             with out.open(f"{name}.npy", "w") as stream:
@@ -257,7 +257,7 @@ def test_npz_in_any_form_of_numpy(tmp_path: Path, array: np.ndarray, version: tu
     assert np.array_equal(npz(tmp_path / "a.npz").train.x.numpy(), array)
 
 
-def test_uniform_arrays_are_read_packed_while_small_and_plain_at_any_size(tmp_path: Path) -> None:
+def test_large_uniform_arrays_are_read_only_uncompressed(tmp_path: Path) -> None:
     small, large = np.zeros((6, 10 << 20), np.uint8), np.zeros((6, 12 << 20), np.uint8)  # around 64 MiB in all
     assert npz(save(tmp_path / "small.npz", True, x=small, y=Y)).input_shape == (10 << 20,)
     assert npz(save(tmp_path / "large.npz", False, x=large, y=Y)).input_shape == (12 << 20,)
@@ -276,7 +276,7 @@ def test_pickled_objects_are_refused_and_not_run(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """An object whose unpickling would leave a mark."""
+    """An object that would create a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -317,7 +317,7 @@ def test_a_damaged_npz_is_refused_with_its_name(tmp_path: Path, how: str) -> Non
     refused(lambda: npz(path), str(path))
 
 
-def test_files_that_are_no_npz_are_refused_with_their_name(tmp_path: Path) -> None:
+def test_other_files_are_refused_as_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", X)
     refused(lambda: npz(tmp_path / "a.npy"), "a.npy", "single array", "x and y")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as other:
@@ -412,7 +412,7 @@ def test_a_broken_image_is_named(tmp_path: Path, damage: str) -> None:
     refused(lambda: image_folder(tmp_path), str(broken), "not a readable image")
 
 
-def test_a_photograph_with_its_small_copy_is_one_picture(tmp_path: Path) -> None:
+def test_a_photograph_with_its_thumbnail_is_one_image(tmp_path: Path) -> None:
     """Telephones write such files (MPO) under the name of a JPEG."""
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -424,7 +424,7 @@ def test_a_photograph_with_its_small_copy_is_one_picture(tmp_path: Path) -> None
 
 
 def test_empty_and_absent_folders_are_refused(tmp_path: Path) -> None:
-    refused(lambda: image_folder(tmp_path), str(tmp_path), "no images", "one folder per class")
+    refused(lambda: image_folder(tmp_path), str(tmp_path), "no images", "one folder of image files per class")
     (tmp_path / "cat").mkdir()
     refused(lambda: image_folder(tmp_path), "no images")
     refused(lambda: image_folder(tmp_path / "none"), "there is no folder", "none")
@@ -450,7 +450,7 @@ def test_sixteen_bit_gray_is_scaled_to_eight(tmp_path: Path) -> None:
 # More samples for a trained model
 
 
-def test_read_more_from_npz_and_folder(tmp_path: Path) -> None:
+def test_read_samples_from_npz_and_folder(tmp_path: Path) -> None:
     like = image_folder(pictures(tmp_path / "pets"))
     image(tmp_path / "more" / "dog" / "large.png", size=(9, 9), value=77)
     samples = read_samples(tmp_path / "more", like)
@@ -468,14 +468,14 @@ def shaped(channels: int, height: int, width: int) -> Dataset:
 @pytest.mark.parametrize(
     ("shape", "color"), [((1, 4, 4), False), ((3, 4, 4), True), ((3, 4, 4), False), ((1, 4, 6), False)]
 )
-def test_read_more_has_the_shape_of_the_data_set(tmp_path: Path, shape: tuple[int, int, int], color: bool) -> None:
-    """Gray files do for a model trained on colors (as in `image_folder`), and images need not be square."""
+def test_read_samples_have_the_shape_of_the_data_set(tmp_path: Path, shape: tuple[int, int, int], color: bool) -> None:
+    """Gray images are accepted for a model trained on colors (as in `image_folder`); images need not be square."""
     image(tmp_path / "cat" / "1.png", color, size=(shape[2], shape[1]))
     assert tuple(read_samples(tmp_path, shaped(*shape)).x.shape[1:]) == shape
 
 
 def test_images_with_the_channels_last_are_refused() -> None:
-    with pytest.raises(FedadcError, match=r"give them as \[channels, height, width\]"):
+    with pytest.raises(FedadcError, match=r"pass them as \[channels, height, width\]"):
         from_arrays(np.zeros((6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 2)
 
 
@@ -484,12 +484,12 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     for name in ("cat", "dog"):
         Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / name / "1.png")
-    with pytest.raises(FedadcError, match="owl holds no images"):
+    with pytest.raises(FedadcError, match="owl contains no images"):
         image_folder(tmp_path)
 
 
 def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
-    """In arrays, in an .npz, in a pair per client; a share that is held out takes its owners along."""
+    """In arrays, in an .npz file and in one pair per client; a held-out share keeps the owners of its samples."""
     x, y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
     held, who = (np.ones((3, 2)), np.array([1, 0, 1])), np.array(["b", "a", "a"])
     assert from_arrays(x, y, held, test_owners=who).test_owners.tolist() == ["b", "a", "a"]  # type: ignore[union-attr]
@@ -512,7 +512,7 @@ def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
     [
         (lambda x, y: from_arrays(x, y, (x, y), test_owners=[1, 2]), "2 client ids do not match 4 labels"),
         (lambda x, y: from_arrays(x, y, test_owners=[1, 2]), "2 client ids do not match 0 labels"),
-        (lambda x, y: from_clients([(x, y)], (x, y), tests=[(x, y)]), "`test` for all or `tests` of each"),
+        (lambda x, y: from_clients([(x, y)], (x, y), tests=[(x, y)]), "(one pair for all clients) or `tests`"),
         (lambda x, y: from_clients([(x, y)], tests=[]), "0 test pairs for 1 clients"),
         (lambda x, y: from_clients([(x, y)] * 2, tests=[(x, y), (x[:, :1], y)]), "client 1's test inputs are [1]"),
     ],

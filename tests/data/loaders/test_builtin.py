@@ -1,4 +1,4 @@
-"""The built-in data sets: what is read is what was written, and what is wrong is named."""
+"""The built-in data sets: files are read exactly, and an invalid file is refused with its name."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ GOOD = idx(np.arange(24).reshape(2, 3, 4))
         (b"\x00\x00\x0d\x03" + GOOD[4:], "not an IDX file of unsigned bytes"),  # floats
         (b"PK\x03\x04" + GOOD[4:], "not an IDX file"),
         (GOOD[:9], "ends inside its header"),
-        (GOOD[:-1], "2 × 3 × 4 bytes after its header, but holds 23"),
-        (GOOD[:16], "2 × 3 × 4 bytes after its header, but holds 0"),
-        (GOOD + b"x", "but holds more"),
+        (GOOD[:-1], "2 × 3 × 4 bytes after its header, but contains 23"),
+        (GOOD[:16], "2 × 3 × 4 bytes after its header, but contains 0"),
+        (GOOD + b"x", "but contains more"),
         (GOOD[:4] + bytes(4) + b"\xff" * 8, "is empty"),  # 0 × 2^64 bytes, which NumPy cannot count
-        (GOOD[:4] + b"\xff" * 12, ""),  # 2^96 bytes by its header: too short, whatever the words
+        (GOOD[:4] + b"\xff" * 12, ""),  # declares 2^96 bytes; the message differs between zipped and plain files
     ],
 )
 def test_damaged_idx_is_refused_with_its_name(tmp_path: Path, content: bytes, words: str, zipped: bool) -> None:
@@ -141,11 +141,11 @@ def test_mnist_is_read_from_its_usual_folders(nowhere: Path, tmp_path: Path, loa
         ({"test_x": np.zeros((5, 14, 14))}, "[1, 14, 14]"),
         (
             {"train_x": np.zeros((0, 28, 28)), "train_y": np.zeros(0)},
-            "is empty: by its header it has 0 × 28",
+            "is empty: its header declares 0 × 28",
         ),
     ],
 )
-def test_mnist_that_does_not_fit_is_refused(nowhere: Path, tmp_path: Path, replaced: dict, words: str) -> None:
+def test_inconsistent_mnist_files_are_refused(nowhere: Path, tmp_path: Path, replaced: dict, words: str) -> None:
     write_idx(tmp_path / "mnist", **replaced)
     with pytest.raises(FedadcError) as error:
         mnist(data_dir=tmp_path)
@@ -166,7 +166,7 @@ def test_cifar_round_trip(tmp_path: Path, label_bytes: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 3073 - 1, 3073 + 1, 2 * 3073 - 5])
 def test_a_truncated_cifar_file_is_refused(tmp_path: Path, size: int) -> None:
     (tmp_path / "part.bin").write_bytes(bytes(size))
-    with pytest.raises(FedadcError, match=rf"part\.bin is not a CIFAR binary file: {size} bytes"):
+    with pytest.raises(FedadcError, match=rf"part\.bin is not a CIFAR binary file: its size, {size} bytes"):
         read_cifar(tmp_path / "part.bin", 1, 10)
 
 
@@ -195,10 +195,10 @@ def test_cifar_with_another_md5_is_refused_with_its_name(nowhere: Path, tmp_path
 
 
 @pytest.mark.parametrize("loader", [cifar10, cifar100])
-def test_cifar_parts_go_where_they_belong(
+def test_cifar_files_are_assigned_to_the_right_split(
     nowhere: Path, tmp_path: Path, loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small files under the official names, their md5s told to the table."""
+    """Small files under the official names, with their md5s entered in the table of sources."""
     name = loader.__name__
     source = files.SOURCES[name]
     monkeypatch.setitem(builtin.SOURCES, name, replace(source, files=write_cifar(tmp_path / source.folder, name)))
@@ -216,11 +216,11 @@ def test_cifar_parts_go_where_they_belong(
 @pytest.mark.parametrize("loader", [mnist, fashion_mnist, cifar10, cifar100])
 def test_absent_data_says_what_to_put_where(nowhere: Path, tmp_path: Path, loader) -> None:
     source = files.SOURCES[loader.__name__]
-    for given_dir, place in ((None, nowhere), (tmp_path / "mine", tmp_path / "mine")):
+    for given_dir, expected in ((None, nowhere), (tmp_path / "mine", tmp_path / "mine")):
         with pytest.raises(FedadcError) as error:
             loader(data_dir=given_dir)
         message = str(error.value)
-        assert str(place / source.folder) in message and str(nowhere) in message
+        assert str(expected / source.folder) in message and str(nowhere) in message
         assert all(file in message for file in source.files)
         assert f"fedadc data get {loader.__name__}" in message
 
@@ -237,7 +237,7 @@ def test_data_dir_comes_before_fedadc_data_before_the_cache(
 ) -> None:
     monkeypatch.setenv("FEDADC_DATA", str(tmp_path / "env"))
     sizes = {nowhere: 11, tmp_path / "env": 12, tmp_path / "given": 13}
-    for root, train in sizes.items():  # each place, once it has the data, hides the ones before
+    for root, train in sizes.items():  # each folder takes precedence over the ones before
         write_idx(root / "mnist", train=train)
         assert len(mnist(data_dir=tmp_path / "given").train) == train
     assert len(mnist(data_dir=None).train) == 12

@@ -1,4 +1,4 @@
-"""CSV tables: every column is encoded the same way for all rows, from its name and the config alone."""
+"""CSV tables: every column is encoded in the same way for all rows, and errors name the row and the column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def csv(tmp_path: Path) -> Path:
     return tmp_path / "my.csv"
 
 
-def test_numbers_are_taken_as_they_stand(csv: Path) -> None:
+def test_numbers_are_not_changed_without_scale(csv: Path) -> None:
     write(csv, "a,label,b", "1,0,-2.5", " 3e-1 ,1,4")
     data = csv_table(csv, "label")
     assert data.name == "my.csv" and data.input_shape == (2,) and data.owners is None and data.test is None
@@ -141,12 +141,12 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         (
             ["a,label", "red,0", "blue,1"],
             {"scale": {"a": [0, 1]}},
-            ["column a", "'red' is not a number", "data.scale asks"],
+            ["column a", "'red' is not a number", "data.scale needs numbers"],
         ),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["data.scale.a", "spread above 0"]),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["data.scale.a", "[center, spread]"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),
-        (["who,label", "1,0", "2,1"], {"client": "who"}, ["no column left"]),
+        (["who,label", "1,0", "2,1"], {"client": "who"}, ["no feature column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
         (["a,label", '"1,0', "2,0"], {}, ["not a CSV file"]),
         (["a,label", "1,0", "1e300,1"], {}, ["column a", "'1e300' is not a number"]),  # beyond float32
@@ -159,7 +159,7 @@ def test_a_table_that_is_wrong_says_where(csv: Path, rows: list[str], options: d
     assert all(word in str(error.value) for word in [str(csv.name), *words][words[0].startswith("data.scale") :])
 
 
-def test_files_that_are_no_table_are_refused(csv: Path, tmp_path: Path) -> None:
+def test_other_files_are_refused(csv: Path, tmp_path: Path) -> None:
     with pytest.raises(FedadcError, match="there is no file"):
         csv_table(tmp_path / "none.csv", "label")
     write(csv, "a,label", "é,0", "b,1", encoding="latin-1")
@@ -186,7 +186,7 @@ def test_notes_state_every_column(csv: Path) -> None:
         "income: number, -4 to 20000, not scaled",
         "gap: number, 1 to 1, not scaled, missing values marked",
     )
-    assert len(notes) == 5 and notes[4].startswith("income reaches beyond ±10") and "data.scale" in notes[4]
+    assert len(notes) == 5 and notes[4].startswith("income has values beyond ±10") and "data.scale" in notes[4]
 
 
 @given(st.data())
@@ -211,13 +211,13 @@ def test_a_row_depends_on_no_other_row(tmp_path_factory: pytest.TempPathFactory,
 @pytest.mark.parametrize("word", ["nan", "NA", "?", "None"])
 def test_a_missing_label_among_numbers_is_no_class(word: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,label", "1,0", f"2,{word}", "3,1")
-    with pytest.raises(FedadcError, match=rf"row 3: the label is missing .it says '{re.escape(word)}'"):
+    with pytest.raises(FedadcError, match=rf"row 3: the label is missing .its value is '{re.escape(word)}'"):
         csv_table(path, "label")
     named = write(tmp_path / "n.csv", "a,label", "1,yes", f"2,{word}", "3,no")  # among words it may be one
     assert set(csv_table(named, "label").classes) == {"yes", "no", word}
 
 
-def test_a_test_table_with_the_client_column_says_whose_its_rows_are(tmp_path: Path) -> None:
+def test_a_client_column_in_the_test_table_gives_the_test_owners(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,site,y\n1,n,0\n2,s,1\n")
     (tmp_path / "held.csv").write_text("a,site,y\n3,s,1\n")
     (tmp_path / "bare.csv").write_text("a,y\n3,1\n")

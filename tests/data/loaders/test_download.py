@@ -1,4 +1,4 @@
-"""`files.get` against a real HTTP server on this machine: what is fetched is checked, and nothing else is written."""
+"""Downloads from a local HTTP server: every file is verified, and no other file is written."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def everything(root: Path) -> set[str]:
 
 
 class Web:
-    """A server whose pages are a dictionary, and a list of what was asked for."""
+    """A server whose pages are a dictionary; it records the requested paths."""
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        self.cut = 0  # bytes by which an answer falls short of the length it announced
+        self.requested: list[str] = []
+        self.cut = 0  # bytes missing at the end of a response, compared with its Content-Length
         web = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                web.asked.append(self.path)
+                web.requested.append(self.path)
                 page = web.pages.get(self.path.rpartition("/")[2])
                 if page is None:
                     self.send_error(404)
@@ -132,9 +132,9 @@ def test_files_that_are_there_are_not_fetched_again(root: Path, register: Regist
     register()
     get("small", root)
     (root / "small" / "a.bin").write_bytes(b"damaged")
-    web.asked.clear()
+    web.requested.clear()
     get("small", root)
-    assert web.asked == ["/files/a.bin"]
+    assert web.requested == ["/files/a.bin"]
     assert (root / "small" / "a.bin").read_bytes() == CONTENT["a.bin"]
 
 
@@ -153,7 +153,7 @@ def test_progress_grows_to_the_whole(root: Path, register: Register, archive: by
 
 
 @FORMS
-def test_a_wrong_md5_leaves_no_file_behind(root: Path, register: Register, web: Web, archive: bytes | None) -> None:
+def test_a_wrong_md5_leaves_no_file(root: Path, register: Register, web: Web, archive: bytes | None) -> None:
     register(archive)
     first = next(iter(web.pages))
     web.pages[first] = web.pages[first][:-1] + b"?"
@@ -164,7 +164,7 @@ def test_a_wrong_md5_leaves_no_file_behind(root: Path, register: Register, web: 
 
 
 @FORMS
-def test_a_connection_that_breaks_off_leaves_no_file_behind(
+def test_an_interrupted_connection_leaves_no_file(
     root: Path, register: Register, web: Web, archive: bytes | None
 ) -> None:
     register(archive)
@@ -175,12 +175,12 @@ def test_a_connection_that_breaks_off_leaves_no_file_behind(
 
 
 @FORMS
-def test_an_answer_larger_than_any_official_file_is_cut_off(
+def test_a_response_larger_than_any_official_file_is_refused(
     root: Path, register: Register, monkeypatch: pytest.MonkeyPatch, archive: bytes | None
 ) -> None:
     register(archive)
-    monkeypatch.setattr(files, "LARGEST", 2 << 20)  # less than b.bin has
-    with pytest.raises(FedadcError, match="does not end"):
+    monkeypatch.setattr(files, "MAX_FILE", 2 << 20)  # less than b.bin has
+    with pytest.raises(FedadcError, match="is too large"):
         get("small", root)
     assert everything(root) <= {"small/a.bin"}
 
@@ -222,7 +222,7 @@ def test_a_server_that_does_not_speak_http_is_one_error(root: Path, register: Re
 
 
 @pytest.mark.parametrize("origin", ["no such folder", "http://127.0.0.1:1/with space", "htp://x.example", "http://["])
-def test_an_origin_that_is_nothing_is_one_error(root: Path, register: Register, origin: str) -> None:
+def test_an_invalid_origin_is_one_error(root: Path, register: Register, origin: str) -> None:
     register()
     with pytest.raises(FedadcError):
         get("small", root, origin=origin)
@@ -233,7 +233,7 @@ def test_an_origin_that_is_nothing_is_one_error(root: Path, register: Register, 
 def test_origin_may_be_another_address(root: Path, register: Register, web: Web, archive: bytes | None) -> None:
     register(archive, address="http://127.0.0.1:1/")
     get("small", root, origin=web.address.replace("files", "mirror").rstrip("/"))
-    assert all(path.startswith("/mirror/") for path in web.asked)
+    assert all(path.startswith("/mirror/") for path in web.requested)
     assert (root / "small" / "a.bin").read_bytes() == CONTENT["a.bin"]
 
 
@@ -248,7 +248,7 @@ def test_origin_may_be_a_folder_or_an_archive(
         (place / name).write_bytes(content)
     before = everything(place)
     get("small", root, origin=str(place / "small.tar.gz" if form == "archive" else place))
-    assert web.asked == []
+    assert web.requested == []
     assert (root / "small" / "b.bin").read_bytes() == CONTENT["b.bin"]
     assert everything(place) == before  # the user's own copy stays
 
@@ -263,10 +263,10 @@ def test_origin_may_be_a_folder_with_the_archive_unpacked(
     for name, content in CONTENT.items():
         (place / name).write_bytes(content)
     get("small", root, origin=str(tmp_path / "unpacked"))
-    assert web.asked == [] and (root / "small" / "b.bin").read_bytes() == CONTENT["b.bin"]
+    assert web.requested == [] and (root / "small" / "b.bin").read_bytes() == CONTENT["b.bin"]
 
 
-def test_an_archive_that_lies_in_the_target_folder_is_not_deleted(root: Path, register: Register) -> None:
+def test_an_archive_in_the_target_folder_is_not_deleted(root: Path, register: Register) -> None:
     register(ARCHIVE)
     own = root / "small" / "small.tar.gz"
     own.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds: it is read, or one sentence says why not. No other exception, no warning, no hang."""
+"""Fuzzing: any file is either read or refused with a FedadcError. No other exception, no warning, no hang."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def read_picture(content: bytes, room: Path) -> object:
 
 def read_tar(content: bytes, room: Path) -> object:
     archive = put(content, room / "small.tar.gz")
-    sums = [hashlib.md5(part).hexdigest() for part in (b"content", content)]  # all that stands before the unpacking
+    sums = [hashlib.md5(part).hexdigest() for part in (b"content", content)]  # correct, so that the tar is unpacked
     files.SOURCES["small"] = files.Source("small", (), {"x.bin": sums[0]}, "", ("small.tar.gz", sums[1]))
     return files.get("small", room / "data", origin=str(archive))
 
 
 Reader = Callable[[bytes, Path], object]
-READERS: dict[str, tuple[bytes, Reader]] = {  # a good file, and who reads it from a folder of its own
+READERS: dict[str, tuple[bytes, Reader]] = {  # a valid file, and a function that reads it from a folder
     "npz": (npz_of(x=X, y=Y), lambda b, room: npz(put(b, room / "a.npz"))),
     "deflated npz": (npz_of(zipfile.ZIP_DEFLATED, x=X, y=Y), lambda b, room: npz(put(b, room / "a.npz"))),
     "x in npz": (X, lambda b, room: npz(put(npz_of(x=b, y=Y), room / "a.npz"))),
@@ -118,7 +118,7 @@ by_format = pytest.mark.parametrize("form", READERS)
 
 
 @pytest.fixture(autouse=True)
-def _no_small_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def _restore_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "SOURCES", dict(files.SOURCES))
 
 

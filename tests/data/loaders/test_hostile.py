@@ -1,4 +1,4 @@
-"""Files made to hurt, each read in a process whose memory is measured: one sentence, quickly, from little memory."""
+"""Malicious files, read in a process whose memory is measured: each is refused quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES: list[Any] = []
 
 
 def hostile(reader: str, *words: str) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
-    """A function that makes a file in a folder, the reader it is for, and what the refusal must say."""
+    """Register a function that writes a file, with the reader to test and the words of the expected message."""
 
     def add(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
         CASES.append(pytest.param(make, reader, words, id=make.__name__))
@@ -84,27 +84,27 @@ def zip_bomb_of_many_members_on_the_same_bytes(room: Path) -> Path:
     return written(room / "a.npz", raw[:start] + entries + end)
 
 
-@hostile("npz", "holds 50000 arrays")
+@hostile("npz", "contains 50000 arrays; at most 1000")
 def zip_of_many_members(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_STORED, **{str(i): b"" for i in range(50_000)})
 
 
-@hostile("npz", "compressed in a way that NumPy does not use")
+@hostile("npz", "compressed by a method that NumPy does not use")
 def bzip2_bomb(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_BZIP2, x=npy(np.zeros((6, MIB), np.uint8)), y=npy(Y))
 
 
-@hostile("npz", "compressed in a way that NumPy does not use")
+@hostile("npz", "compressed by a method that NumPy does not use")
 def lzma_bomb(room: Path) -> Path:
     return archive(room / "a.npz", zipfile.ZIP_LZMA, x=npy(np.zeros((6, MIB), np.uint8)), y=npy(Y))
 
 
-@hostile("npz", "array 'x'", "by its header, but has 0 bytes")
+@hostile("npz", "array 'x'", "in its header, but has 0 bytes")
 def npz_that_declares_a_petabyte(room: Path) -> Path:
     return archive(room / "a.npz", x=headed(described("(6, 166666666666667)", "'|u1'")), y=npy(Y))
 
 
-@hostile("npz", "array 'x'", "by its header")
+@hostile("npz", "array 'x'", "in its header")
 def npz_with_negative_sizes_whose_product_is_right(room: Path) -> Path:
     return archive(room / "a.npz", x=headed(described("(-2, -3)"), bytes(48)), y=npy(Y))
 
@@ -115,12 +115,12 @@ def npz_of_elements_without_size(room: Path) -> Path:
     return archive(room / "a.npz", x=nothing, y=nothing)
 
 
-@hostile("npz", "array 'x'", "plain numbers or strings are read")
+@hostile("npz", "array 'x'", "only plain numbers and strings are supported")
 def npz_of_a_structured_type(room: Path) -> Path:
     return archive(room / "a.npz", x=npy(np.zeros(6, [("a", "f4"), ("b", "i2")])), y=npy(Y))
 
 
-@hostile("npz", "array 'x'", ".npy version 3.0; 1.0 and 2.0 are read")
+@hostile("npz", "array 'x'", ".npy version 3.0; only 1.0 and 2.0 are supported")
 def npz_of_version_3(room: Path) -> Path:
     return archive(room / "a.npz", x=headed(described("(6, 1)"), bytes(48), (3, 0)), y=npy(Y))
 
@@ -191,22 +191,22 @@ def idx(*shape: int) -> bytes:
     return struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
 
 
-@hostile("idx", "by its header 209715200 bytes", "out of proportion")
+@hostile("idx", "whose header declares 209715200 bytes", "out of proportion")
 def gzip_bomb(room: Path) -> Path:
     return written(room / "a.gz", gzip.compress(idx(200 * MIB) + bytes(200 * MIB), 1))
 
 
-@hostile("idx", "1000 bytes after its header, but holds more")
+@hostile("idx", "1000 bytes after its header, but contains more")
 def gzip_bomb_that_declares_little(room: Path) -> Path:
     return written(room / "a.gz", gzip.compress(idx(1000) + bytes(200 * MIB), 1))
 
 
-@hostile("idx", "4294967295 × 4294967295", "endless petabytes")
+@hostile("idx", "4294967295 × 4294967295", "more than a million petabytes")
 def gzip_that_declares_everything(room: Path) -> Path:
     return written(room / "a.gz", gzip.compress(idx(*[2**32 - 1] * 4)))
 
 
-@hostile("idx", "4294967295 × 4294967295", "but holds 5")
+@hostile("idx", "4294967295 × 4294967295", "but contains 5")
 def idx_that_declares_everything(room: Path) -> Path:
     return written(room / "a", idx(2**32 - 1, 2**32 - 1) + b"hello")
 
@@ -217,7 +217,7 @@ def idx_that_is_a_pipe(room: Path) -> Path:
     return room / "a"
 
 
-@hostile("cifar", "no whole number of 3073-byte records")
+@hostile("cifar", "is not a multiple of 3073-byte records")
 def cifar_of_a_terabyte_of_holes(room: Path) -> Path:
     with (room / "a.bin").open("wb") as out:
         out.truncate(1 << 40)
@@ -277,12 +277,12 @@ def csv_of_empty_lines(room: Path) -> Path:
     return written(room / "a.csv", "a,label\n" + "\n" * 3_000_000)
 
 
-@hostile("csv", "line 3 holds a NUL byte")
+@hostile("csv", "line 3 contains a NUL byte")
 def csv_with_a_nul(room: Path) -> Path:
     return written(room / "a.csv", "a,label\nx,0\ny\0,1\n")
 
 
-@hostile("csv", "line 1 holds a NUL byte")
+@hostile("csv", "line 1 contains a NUL byte")
 def csv_in_utf_16(room: Path) -> Path:
     return written(room / "a.csv", "a,label\nx,0\ny,1\n".encode("utf-16-le"))
 
@@ -345,7 +345,7 @@ def png_at_which_pillow_only_warns(room: Path) -> Path:
     return classes(room, png(12_000, 10_000))
 
 
-@hostile("folder", "2.png, by its header 8000×8000 pixels,", "out of proportion", "scale it down")
+@hostile("folder", "2.png, whose header declares 8000×8000 pixels,", "out of proportion", "scale it down")
 def png_bomb(room: Path) -> Path:
     return classes(room, png(8000, 8000, bytes(8000 * 24_001)))
 
@@ -388,7 +388,7 @@ def postscript_called_png(room: Path) -> Path:
     return classes(room, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n")
 
 
-@hostile("folder", "2.gif holds several pictures")
+@hostile("folder", "2.gif contains several images")
 def animated_gif(room: Path) -> Path:
     out = io.BytesIO()
     Image.new("L", (4, 4)).save(out, "GIF", save_all=True, append_images=[Image.new("L", (4, 4), 9)])
@@ -459,7 +459,7 @@ def tar_with_an_unwanted_member_of_a_terabyte(room: Path) -> Path:
     return tar(room, 1 << 40, "readme")
 
 
-@hostile("archive", "could not be fetched")
+@hostile("archive", "could not be downloaded")
 def tar_that_ends_early(room: Path) -> Path:
     return tar(room, 100_000)
 
@@ -540,12 +540,12 @@ def test_a_hostile_file_is_refused(
     assert found["grown"] < found["allowed"], found
 
 
-def test_a_long_narrow_table_is_read_in_its_own_order_of_size(meter: Meter, tmp_path: Path) -> None:
+def test_a_long_narrow_table_is_read_with_memory_in_proportion_to_its_size(meter: Meter, tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "a,b,label\n" + "".join(f"{i % 100},{i % 7},{i % 2}\n" for i in range(400_000)))
     found = meter("csv", path)
     assert found["said"].startswith("read: ") and found["grown"] < 16 * (MIB + path.stat().st_size), found
 
 
-def test_the_meter_sees_what_is_too_much(meter: Meter, tmp_path: Path) -> None:
+def test_the_meter_detects_excessive_memory(meter: Meter, tmp_path: Path) -> None:
     found = meter("greedy", written(tmp_path / "a", "small"))
     assert found["grown"] > found["allowed"] or "MemoryError" in found["said"]
