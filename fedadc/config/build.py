@@ -86,9 +86,8 @@ def prepare(
         federation.load_state_dict(read_weights(path), str(path))
     data_config = replace(config.data, clients=len(federation.clients))
     options = _with_defaults(inspect.signature(cls).parameters, model.options)
-    channels_last = federation.context.inputs.channels_last
-    model_config = replace(model, init=init, channels_last=channels_last, options=options)
-    return Plan(replace(config, data=data_config, model=model_config), federation)
+    model = replace(model, init=init, channels_last=federation.context.inputs.channels_last, options=options)
+    return Plan(replace(config, data=data_config, model=model), federation)
 
 
 def _with_objective(config: Config) -> Method:

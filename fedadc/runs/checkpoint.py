@@ -70,7 +70,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
         require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
-        self.states = StateFolder(self.folder / CLIENT_STATES)
+        self.states = StateFolder.at(self.folder / CLIENT_STATES)
         self._kept: list[Manifest] = []  # the newest first
 
     @property

@@ -107,7 +107,7 @@ def resume(
 ) -> RunResult:
     """Resume the run in a directory from its own config; a larger `rounds=N` in the overrides extends it."""
     path = Path(path)
-    require(_original_config(path) is not None, f"{path} contains no run to resume.")
+    require(_original_config(path) is not None, f"{path} holds no run to resume.")
     facts = read_facts(path)
     return run(
         path / CONFIG,

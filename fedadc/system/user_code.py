@@ -47,7 +47,7 @@ def _load_module(name: str, folder: Path) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(name=name)
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(folder))  # so that the module can import other modules beside it
+    sys.path.insert(0, str(folder))  # so that the module can import other modules in its folder
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -94,9 +94,7 @@ class Store:
 
         path = self._files[handle.serial].path
         try:
-            return canonical(
-                load(path.read_bytes())
-            )  # load_file would map it: the number of maps is limited
+            return canonical(load(path.read_bytes()))  # load_file would map it: the number of maps is limited
         except Exception as error:  # deleted, or a disk error
             raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
 

@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 FOLDER_PREFIX = "fedadc-states-"  # of temporary folders
 STATE_FILE = re.compile(r"\d+(-\d+)?\.safetensors(\.part)?")  # the only files that are ever deleted
@@ -29,6 +30,14 @@ class StateFolder:
         self._owner = os.getpid()  # a forked copy must not delete files
         if temporary:
             weakref.finalize(self, _remove_tree, path, self._owner)
+
+    @classmethod
+    def at(cls, path: Path) -> StateFolder:
+        """The folder of a run's checkpoints: one object per process, so that all users of a file are known to it."""
+        known = _FOLDERS.get(path)
+        if known is None or known._owner != os.getpid():
+            known = _FOLDERS[path] = cls(path)
+        return known
 
     @classmethod
     def make_temporary(cls, parent: str | None) -> StateFolder:
@@ -55,6 +64,9 @@ class StateFolder:
     def _delete_unused(self, name: str) -> None:
         if name not in self._users and STATE_FILE.fullmatch(name) and os.getpid() == self._owner:
             (self.path / name).unlink(missing_ok=True)
+
+
+_FOLDERS: WeakValueDictionary[Path, StateFolder] = WeakValueDictionary()
 
 
 def remove_temporary_folders(parent: Path) -> None:

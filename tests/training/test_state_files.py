@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+import fedadc
 from fedadc.training.client_states import Storage, Store, save_states
 from fedadc.training.state_files import FOLDER_PREFIX, StateFolder, remove_temporary_folders
 
@@ -80,6 +81,27 @@ def test_a_saved_state_gives_up_its_temporary_file_and_is_not_written_twice(tmp_
     del handle
     saved.prune(named=())
     assert names(saved) == set()
+
+
+def test_an_earlier_result_keeps_its_states_while_the_run_is_extended(tmp_path: Path) -> None:
+    config = {
+        "rounds": 2,
+        "data": {"name": "digits", "clients": 4},
+        "model": "logistic",
+        "method": "scaffold",
+        "local": {"steps": 1},
+        "checkpoint": {"every": 1},
+        "storage": {"memory_gb": 0},
+    }
+    first = fedadc.run(config, out=tmp_path / "run")
+    before = {client: state["c"].clone() for client, state in first.state.clients.items()}
+    fedadc.resume(tmp_path / "run", "rounds=6")
+    assert all(torch.equal(first.state.clients[client]["c"], c) for client, c in before.items())
+    files = set((tmp_path / "run" / "checkpoints" / "clients").iterdir())
+    del first
+    gc.collect()
+    fedadc.resume(tmp_path / "run", "rounds=7")
+    assert not {f for f in files if f.exists() and f.name.endswith("-2.safetensors")}
 
 
 def test_folders_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
