@@ -59,7 +59,7 @@ class Federation:
         data: Dataset,
         method: Method | None = None,
         local: LocalWork | None = None,
-        clients: int | None = None,  # how many the data is dealt to; None for natural clients
+        clients: int | None = None,  # how many clients the data is dealt to; None for natural clients
         partition_by: Partition | None = None,  # None: the data's own clients, else iid
         cohort: int | float | None = None,  # clients per round, as a number or as a share; None: all
         selection: Selection | None = None,  # None: uniform
@@ -140,13 +140,13 @@ class Federation:
 
     def _build_model(self, model: nn.Module, channels_last: bool | None, device: torch.device) -> None:
         """One flat vector of a copy of the module, which is known to work on the data."""
-        model = copy.deepcopy(model).cpu()  # the user's own stays as it is
+        model = copy.deepcopy(model).cpu()  # the user's module is not changed
         inputs = _inputs_for(model, self.data, channels_last, device, self.seed)
         example = inputs.gather(self.data.train, self.clients.indices[:2])[0]
         probe(model, example, len(self.data.classes), self.seed)
         self.model = FlatModel(model, device)
         self.inputs = replace(inputs, device=self.model.device)
-        self.example = example.to(self.model.device)  # of the model's inputs
+        self.example = example.to(self.model.device)  # two inputs of the model
         self._theta = self.model.theta.clone()
 
     def _check_settings(self) -> None:
@@ -204,7 +204,7 @@ class Federation:
     def _network(self) -> Network:
         clients, server, part = len(self.clients), self.server.start(self._theta), self.context.sent_part
         devices = None
-        if self.clock is not None:  # a million names are made only where a trace asks for them
+        if self.clock is not None:  # names of a million clients are made only if a trace needs them
             names = self.client_names if self.clock.trace else range(clients)
             devices = self.clock.devices(names, generator(self.seed, "clock"))
         sent = {"theta": self._theta[part], **{name: server[name] for name in self.downlink}}
@@ -229,7 +229,7 @@ class Federation:
         )
 
     def close(self) -> None:
-        """End worker processes, if there are any; they come back when they are needed."""
+        """End the worker processes, if there are any; they are started again when they are needed."""
         self.engine.close()
 
     @property
@@ -239,19 +239,19 @@ class Federation:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """As the data names them, else their numbers."""
+        """The names of the clients in the data, or else their numbers."""
         owners = self.data.owners if self._natural else None
         return tuple(map(str, range(len(self.clients)) if owners is None else np.unique(owners)))
 
     @property
     def local_tests(self) -> Clients:
-        """Each client's own share of the test samples: those that name it, else in the proportions of its labels."""
+        """Each client's share of the test samples: those that name it, or else in proportion to its labels."""
         require("test" in self._local_shares, f"data {self.data.name} has no test samples to share out.")
         return self._local_shares["test"]
 
     @cached_property
     def _local_shares(self) -> dict[str, Clients]:
-        """The same of each split that is not for training."""
+        """Each client's share of every split except training."""
         counts = self.clients.class_counts(self.data.train.y, len(self.data.classes))
         shares = {}
         for name, samples in self.counter.splits.items():
@@ -264,7 +264,7 @@ class Federation:
         return shares
 
     def _check_states(self) -> None:
-        """Method and objective keep their states side by side: no name may stand for two."""
+        """Method, objective and ensembles share one dict of states: refuse a name that two of them use."""
         owners = (self.method, self.method.objective)
         for which in ("server_state", "client_state"):
             states = [state_of(getattr(o, which)(self._theta), f"{type(o).__name__}.{which}") for o in owners]
@@ -290,7 +290,7 @@ class Federation:
             for name in owner.downlink:
                 require(
                     name in kept or name not in ENSEMBLES,
-                    f"{type(owner).__name__} asks the ensemble {name}, which this run does not have; switch it on with "
+                    f"{type(owner).__name__} needs the ensemble {name}, which this run does not have; enable it with "
                     f"ensembles: {{{name}: {{}}}}.",
                 )
                 require(
@@ -302,7 +302,7 @@ class Federation:
         return tuple(names)
 
     def start(self) -> RunState:
-        """The run before its first round."""
+        """The state before the first round."""
         theta = self._theta.clone()
         return RunState(
             0, theta, self.server.start(theta), ClientStates(Store(self.storage)), links=self.network.start()
@@ -317,34 +317,37 @@ class Federation:
     ) -> Iterator[Round]:
         """Train up to round `rounds`, from the beginning or from a state of an earlier round.
 
-        A state that is not trusted is looked at, whether it could be of this federation.
+        Unless a state is `trusted`, it is checked to fit this federation.
         """
-        begun = self.start() if start is None else start
+        first = self.start() if start is None else start
         require(
-            isinstance(begun, RunState), f"start must be a RunState (a Round's .state), not a {type(begun).__name__}."
+            isinstance(first, RunState), f"start must be a RunState (a Round's .state), not a {type(first).__name__}."
         )
-        require(trusted or self._could_be_mine(begun), "start is the state of another model or method.")
         require(
-            isinstance(rounds, int) and rounds >= max(1, begun.round),
-            f"rounds must be a whole number, at least {max(1, begun.round)}, not {rounds!r}.",
+            trusted or self._fits(first),
+            "start is the state of another model or method; pass a state of this federation.",
+        )
+        require(
+            isinstance(rounds, int) and rounds >= max(1, first.round),
+            f"rounds must be a whole number, at least {max(1, first.round)}, not {rounds!r}.",
         )
         folder = self.storage.folder
         require(folder is None or Path(folder).is_dir(), f"storage.folder: there is no folder {folder}.")
         require(
             stop_at_accuracy is None or 0 < stop_at_accuracy <= 1,
-            f"stop_at_accuracy must lie in (0, 1], not {stop_at_accuracy}.",
+            f"stop_at_accuracy must be in (0, 1], not {stop_at_accuracy}.",
         )
-        begun = replace(begun, clients=begun.clients.kept_in(self.storage))
-        evaluated = self.evaluator.follow(train(self.training, rounds, begun), rounds)
+        first = replace(first, clients=first.clients.kept_in(self.storage))
+        evaluated = self.evaluator.follow(train(self.training, rounds, first), rounds)
         return until(with_events(evaluated, self.engine.take_events), stop_at_accuracy)
 
-    def _could_be_mine(self, state: RunState) -> bool:
+    def _fits(self, state: RunState) -> bool:
         kept = self.context.client_state(self._theta).keys()
         some = next(iter(state.clients.values()), None)
         return (
             state.theta.shape == self._theta.shape
             and self.server.start(self._theta).keys() <= state.server.keys()
-            and self.network.could_be(state.links)
+            and self.network.fits(state.links)
             and (not some or kept <= some.keys())
         )
 
@@ -352,24 +355,24 @@ class Federation:
         """Start from given weights instead of the module's own."""
         self.model.load_state_dict(state, source)
         self._theta = self.model.theta.clone()
-        self.engine.close()  # workers have the module as it was
+        self.engine.close()  # workers have the old weights
 
     def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
-        """The model of a state by which its run is judged, for `load_state_dict` of your own module."""
+        """The judged model of a state, for `load_state_dict` of your own module."""
         require(self.method.federated, f"{type(self.method).__name__} has no global model; see state.clients.")
         return next(iter(self.models(state).values()))
 
     def models(self, state: RunState) -> dict[str, dict[str, torch.Tensor]]:
-        """The state dicts of all models of a state by name, first the one by which its run is judged."""
+        """The state dicts of all models of a state by name, first the judged one."""
         return {name: self.model.state_dict(vector) for name, vector in self.vectors(state).items()}
 
     def vectors(self, state: RunState) -> dict[str, torch.Tensor]:
-        """The same as flat vectors."""
+        """All models of a state as flat vectors, first the judged one."""
         return models_of(self.method, self.ensembles, state)
 
 
 def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, device: torch.device, seed: int) -> Inputs:
-    """How the data is given to a model that is still on the CPU."""
+    """How samples become the inputs of a model that is still on the CPU."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     planes = Inputs(data.normalization, dtype)
     images = len(data.input_shape) == 3
@@ -397,5 +400,5 @@ def _cohort_size(cohort: int | float | None, clients: int) -> int:
         require(cohort >= 1, f"cohort.size must be at least 1, not {cohort}.")
         require(cohort <= clients, f"cohort.size is {cohort}, but there are only {clients} clients.")
         return int(cohort)
-    require(isinstance(cohort, Real) and 0 < cohort <= 1, f"cohort.ratio must lie in (0, 1], not {cohort!r}.")
+    require(isinstance(cohort, Real) and 0 < cohort <= 1, f"cohort.ratio must be in (0, 1], not {cohort!r}.")
     return max(1, round(float(cohort) * clients))

@@ -49,7 +49,7 @@ class Network:
             links |= {"now": _seconds(0), "last": _seconds(0), FIGURES: self.devices.fingerprint()}
         return links
 
-    def could_be(self, links: State) -> bool:
+    def fits(self, links: State) -> bool:
         """True if these links have the format of this network and the same clock."""
         expected = self.start()
         if expected.keys() != links.keys():

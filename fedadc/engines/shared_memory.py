@@ -1,4 +1,4 @@
-"""Memory that several processes see. It has no name, so nothing is left behind whoever is killed."""
+"""Shared memory without a name, so that nothing is left behind when a process is killed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # bytes; the bits of a product depend on where its factors lie
-MOST_LAYOUTS = 10_000  # whose views are kept
+ALIGNMENT = 64  # bytes; the bits of a matrix product depend on the alignment of its inputs
+MAX_LAYOUTS = 10_000  # whose views are cached
 
 Layout = tuple[tuple[str, int, torch.dtype, tuple[int, ...]], ...]  # name, offset, dtype, shape
 
 
 class SharedBytes:
-    """A block of bytes. Sent to a process that is being spawned, it is the same block there.
+    """A block of bytes. Sent to a process that is being started, it is the same block there.
 
     On Linux it is an anonymous file, which no limit of /dev/shm touches; elsewhere torch's own shared memory.
     """
@@ -45,14 +45,14 @@ class SharedBytes:
         return _opened, (len(self.bytes), DupFd(self._file))
 
     def __del__(self) -> None:
-        file = getattr(self, "_file", None)  # there is none if the system refused one
+        file = getattr(self, "_file", None)  # missing if the system refused to make one
         if file is not None:
             os.close(file)
 
     def views(self, layout: Layout) -> dict[str, Tensor]:
-        """Tensors that lie in the block. The same layouts come again and again: their views are made once."""
+        """Tensors in the block. Their views are cached, because the same layouts occur again and again."""
         if layout not in self._views:
-            if len(self._views) > MOST_LAYOUTS:
+            if len(self._views) > MAX_LAYOUTS:
                 self._views.clear()
             self._views[layout] = {name: self._view(offset, dtype, shape) for name, offset, dtype, shape in layout}
         return self._views[layout]
@@ -72,7 +72,7 @@ def _opened(size: int, file: Any) -> SharedBytes:
 
 
 def layout_of(tensors: Mapping[str, Tensor], start: int = 0) -> tuple[Layout, int]:
-    """Where each tensor lies when they follow each other, and where they end."""
+    """The position of each tensor when they are stored one after another, and the end of the last."""
     layout = []
     for name, tensor in tensors.items():
         layout.append((name, start, tensor.dtype, tuple(tensor.shape)))
@@ -92,11 +92,11 @@ class SharedTensors:
         return self.block.views(self.layout)
 
 
-Parcel = Layout | bytes  # where tensors lie in a slot or, if they do not fit, the tensors themselves
+Parcel = Layout | bytes  # the positions of tensors in a slot or, if they do not fit, the pickled tensors
 
 
 class Slots:
-    """A block in equal parts, each for the tensors of one task, there and back."""
+    """A block in equal parts, each for the tensors of one job, to the worker and back."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size, self.block = size, SharedBytes(count * size)
@@ -115,8 +115,8 @@ class Slots:
         return parcels
 
     def get(self, parcel: Parcel) -> dict[str, Tensor]:
-        """Views of the slot where they lie in one."""
+        """The tensors; views of the slot if they are in one."""
         if isinstance(parcel, bytes):
-            state: dict[str, Tensor] = pickle.loads(parcel)  # by our own process, through a pipe that is ours alone
+            state: dict[str, Tensor] = pickle.loads(parcel)  # safe: it comes from our own process
             return state
         return self.block.views(parcel)

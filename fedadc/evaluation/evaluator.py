@@ -22,7 +22,7 @@ JUDGED_BY = ("validation_accuracy", "test_accuracy", "validation_personal_accura
 
 
 def models_of(method: Method, ensembles: Ensembles, state: RunState) -> dict[str, Vector]:
-    """The global models of a state by name, first the one by which its run is judged; none if nothing is federated."""
+    """The global models of a state by name, first the judged one; {} if the method has no global model."""
     if not method.federated:
         return {}
     source = f"{type(method).__name__}.evaluated"
@@ -37,25 +37,25 @@ def models_of(method: Method, ensembles: Ensembles, state: RunState) -> dict[str
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures a stream of rounds on every split that is not for training."""
+    """Evaluates rounds on every split except training."""
 
     method: Method
     ensembles: Ensembles
     clients: int  # N
     counter: MetricCounter
     count: Callable[[Vector, Sequence[EvaluationBatch]], Iterable[BatchCounts]]  # an engine's
-    shares: Mapping[str, Clients] = field(default_factory=dict)  # of each split, whose samples are each client's own
+    shares: Mapping[str, Clients] = field(default_factory=dict)  # split -> which samples belong to which client
 
     def __call__(self, state: RunState) -> Metrics:
-        """Metrics of the model by which a run is judged; of its other ones and of the clients' own, named in front."""
+        """Metrics of the judged model; those of other models and of the clients' own have a prefix."""
         metrics: Metrics = {} if self.method.federated else self._mean_of_clients(state)
         for name, theta in self._judged(state).items():
             prefix = f"{name}_" if metrics else ""
             metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
         return metrics | self.of_clients(state)
 
-    def begun(self, state: RunState) -> Callable[[], Metrics]:
-        """The same, to be asked for later: an engine may count in the meantime."""
+    def start(self, state: RunState) -> Callable[[], Metrics]:
+        """Start an evaluation and return a function that waits for it; an engine may count in the meantime."""
         models = self._judged(state)
         if len(models) != 1:
             return lambda: self(state)
@@ -66,7 +66,7 @@ class Evaluator:
         return {} if self.method.headless else models_of(self.method, self.ensembles, state)
 
     def of_clients(self, state: RunState) -> Metrics:
-        """Over all samples of the clients' shares, each by the own model of the client whose it is."""
+        """Metrics of the clients' own models, each on the client's own share, over all samples of all shares."""
         with deterministic():
             splits = self.counter.metrics(self._counts_of_clients(state))
         named = {f"{split}_personal_{name}": value for split, found in splits.items() for name, value in found.items()}
@@ -85,8 +85,8 @@ class Evaluator:
                     )
 
     def _mean_of_clients(self, state: RunState) -> Metrics:
-        """The mean over all clients of the metrics of their own models."""
-        never = self.clients - len(state.clients)  # selected: these are all at the start
+        """Metrics of the clients' own models on all samples, averaged over clients."""
+        never = self.clients - len(state.clients)  # clients that were never selected: their models are the initial one
         total = [(never, self.of_model(state.theta))] if never else []
         for client in state.clients.values():
             total.append((1, self.of_model(self.method.personal(state.theta, client))))
@@ -101,23 +101,23 @@ class Evaluator:
         return {f"{split}_{name}": value for split, metrics in splits.items() for name, value in metrics.items()}
 
     def follow(self, stream: Iterable[Round], last: int) -> Iterator[Round]:
-        """The same rounds, with metrics where they are due; a round later where evaluation and training overlap."""
-        held: Callable[[], Round] | None = None  # a round whose evaluation goes on
+        """The same rounds, with metrics where they are due; one round later if evaluation and training overlap."""
+        pending: Callable[[], Round] | None = None  # a round that is still being evaluated
         for result in stream:
-            if held is not None:
-                yield held()
-            held = self._begun(result, last)
+            if pending is not None:
+                yield pending()
+            pending = self._started(result, last)
             if not self.counter.evaluation.overlap:
-                yield held()
-                held = None
-        if held is not None:
-            yield held()
+                yield pending()
+                pending = None
+        if pending is not None:
+            yield pending()
 
-    def _begun(self, result: Round, last: int) -> Callable[[], Round]:
+    def _started(self, result: Round, last: int) -> Callable[[], Round]:
         due = result.round % self.counter.evaluation.every == 0 or result.round == last
         if not due or not self.counter.splits:
             return lambda: result
-        metrics = self.begun(result.state)
+        metrics = self.start(result.state)
         return lambda: replace(result, metrics=metrics())
 
 

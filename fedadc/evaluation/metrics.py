@@ -25,12 +25,12 @@ EXTRA_METRICS = ("top5", "macro_f1", "per_class")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and what to measure; none of it touches training."""
+    """When and what to evaluate. None of it changes training."""
 
     every: int = 1  # rounds; the last round is always evaluated
-    metrics: tuple[str, ...] = ()  # beside accuracy and loss: top5, macro_f1, per_class
+    metrics: tuple[str, ...] = ()  # in addition to accuracy and loss: top5, macro_f1, per_class
     batch_size: int = 500
-    overlap: bool = False  # with the next round's training, by workers that would be idle; records come a round later
+    overlap: bool = False  # evaluate on idle workers during the next round; records are written one round later
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"evaluate.every must be at least 1, not {self.every}.")
@@ -54,7 +54,7 @@ class BatchCounts:
     """What was counted on one batch."""
 
     split: str
-    loss: float  # a sum
+    loss: float  # sum over the samples
     top5: int
     confusion: Array  # int64 [true, predicted]
 
@@ -81,9 +81,7 @@ class MetricCounter:
         """Count on one batch of a split, or of its samples in another order."""
         chosen = np.arange(batch.start, batch.stop) if order is None else order[batch.start : batch.stop]
         x, y = self.inputs.gather(self.splits[batch.split], chosen)
-        with torch_seeded(
-            0, "evaluation", client=batch.start
-        ):  # for a model that draws random numbers even in evaluation mode
+        with torch_seeded(0, "evaluation", client=batch.start):  # for a model that is random even in evaluation mode
             logits = self.model.predict(theta, x)
         loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
         pairs = (y * self.classes + logits.argmax(dim=1)).cpu().numpy()
@@ -107,7 +105,7 @@ class MetricCounter:
             metrics["top5"] = sum(c.top5 for c in counts) / n
         if "macro_f1" in wanted:
             both = confusion.sum(axis=0) + confusion.sum(axis=1)
-            metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # classes that occur at all
+            metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # over classes that occur
         if "per_class" in wanted:
             totals = confusion.sum(axis=1)
             metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]

@@ -44,13 +44,7 @@ def personalize(
     `settings` are the fields of `Request`: clients, regularizers, layers, model, data, epochs, lr, mu, lam.
     `watch` is called after every client.
     """
-    unknown = sorted(settings.keys() - Request.__dataclass_fields__.keys())
-    require(not unknown, f"personalize has no argument {', '.join(unknown)}.")
-    if settings.get("data") is not None:
-        settings["data"] = Path(settings["data"])
-    if isinstance(settings.get("regularizers"), str):
-        settings["regularizers"] = [settings["regularizers"]]
-    request = Request(**settings)
+    request = _request(settings)
     paths = [Path(p) for p in ([runs] if isinstance(runs, str | Path) else runs)]
     require(bool(paths), "no runs to personalize; give at least one run directory.")
     require(len({p.resolve() for p in paths}) == len(paths), "the same run is given twice.")
@@ -80,6 +74,16 @@ def personalize(
         result.rows.extend(rows)
         result.folders.append(target)
     return result
+
+
+def _request(settings: dict[str, Any]) -> Request:
+    unknown = sorted(settings.keys() - Request.__dataclass_fields__.keys())
+    require(not unknown, f"personalize has no argument {', '.join(unknown)}.")
+    if settings.get("data") is not None:
+        settings["data"] = Path(settings["data"])
+    if isinstance(settings.get("regularizers"), str):
+        settings["regularizers"] = [settings["regularizers"]]
+    return Request(**settings)
 
 
 def _labels(runs: Sequence[RecordedRun]) -> list[str]:

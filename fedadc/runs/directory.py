@@ -341,8 +341,8 @@ def _is_run_file(file: Path) -> bool:
 def _remove_leftovers(path: Path) -> None:
     """Remove the incomplete files and the temporary client states of a killed process."""
     for file in path.glob(f"*{PARTIAL}"):
-        if file.is_dir():
+        if is_personal(file):
             shutil.rmtree(file, ignore_errors=True)
-        elif _is_run_file(file):
+        elif file.is_file() and _is_run_file(file):
             file.unlink(missing_ok=True)
     remove_temporary_folders(path)

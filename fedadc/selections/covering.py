@@ -45,10 +45,10 @@ class Covering(Selection):
             ("looks", 0, 16),
         ):
             value = getattr(self, name)
-            require(least <= value <= most, f"selection covering: {name} must lie in {least}..{most}, not {value}.")
+            require(least <= value <= most, f"selection covering: {name} must be in {least}..{most}, not {value}.")
         require(
             self.steps is None or 1 <= self.steps <= 10**9,
-            f"selection covering: steps must lie in 1..10^9, not {self.steps}.",
+            f"selection covering: steps must be in 1..10^9, not {self.steps}.",
         )
         require(0 < self.beta < math.inf, f"selection covering: beta must be positive and finite, not {self.beta}.")
         require(

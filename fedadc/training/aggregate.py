@@ -1,4 +1,4 @@
-"""The mean of the uploads, added in cohort order in blocks of 8: the sum does not depend on who finished first."""
+"""The mean of the uploads, added in cohort order in blocks of 8, whichever client finishes first."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fedadc.errors import require
 from fedadc.models.vectors import State
 from fedadc.training.messages import ClientResult
 
-BLOCK = 8  # part of the result's bits: an engine may add whole blocks ahead, never other groups
+BLOCK = 8  # part of the result's bits: an engine may add up whole blocks, never other groups
 
 
 @dataclass(frozen=True)
 class PartialSum:
-    """One client of the cohort, or a whole block that was added ahead: the weighted sum, and who is in it."""
+    """The weighted sum of one client, or of a whole block of clients that an engine has added up."""
 
-    sum: State  # of the finite ones; {} if there is none
-    results: Sequence[ClientResult]  # in cohort order; their own uploads may be gone
+    sum: State  # of the finite uploads; {} if there is none
+    results: Sequence[ClientResult]  # in cohort order; without their uploads where those were added up
 
     @staticmethod
     def of(result: ClientResult, tracked: Collection[str]) -> PartialSum:
@@ -25,7 +25,7 @@ class PartialSum:
 
 
 def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> State:
-    """An upload times its weight; tracked keys (SCAFFOLD's c) have none."""
+    """An upload times its weight; tracked keys (SCAFFOLD's c) are not weighted."""
     return {key: v if weight == 1 or key in tracked else v * weight for key, v in upload.items()}
 
 
@@ -37,7 +37,7 @@ class OrderedMean:
     """
 
     def __init__(self, tracked: Collection[str] = (), clients: int = 0) -> None:
-        self.count = 0  # of those in the sum
+        self.count = 0  # uploads in the sum
         self._seen = 0
         self._tracked, self._clients = tracked, clients
         self._weights = 0.0
@@ -48,7 +48,7 @@ class OrderedMean:
         if self._seen % BLOCK == 0 and self._block:
             self._total, self._block = added(self._total, self._block), {}
         whole = len(part.results) == BLOCK and self._seen % BLOCK == 0
-        assert whole or len(part.results) == 1, "an engine added ahead what is not a block"
+        assert whole or len(part.results) == 1, "an engine added up a group that is not a block"
         self._seen += len(part.results)
         counted = [result for result in part.results if result.finite]
         if not counted:
@@ -70,11 +70,11 @@ class OrderedMean:
 
 
 def added(total: State, part: State) -> State:
-    """The sum so far with one more in it; a new one if it is the first."""
+    """Add a part to the sum so far, in place; a new sum if it is the first."""
     if not total:
-        return {key: vector.clone() for key, vector in part.items()}  # the part belongs to whoever sent it
+        return {key: vector.clone() for key, vector in part.items()}  # the part itself belongs to the caller
     alike = total.keys() == part.keys() and all(total[key].shape == part[key].shape for key in part)
-    require(alike, "the clients' uploads differ in their names or shapes, so they have no mean.")
+    require(alike, "the clients' uploads differ in names or shapes, so they cannot be averaged.")
     for key, vector in part.items():
         total[key].add_(vector)
     return total

@@ -30,7 +30,7 @@ class Storage:
     folder: str | None = None  # for the files; None: the run directory, or the system's temporary folder
 
     def __post_init__(self) -> None:
-        require(self.memory_gb >= 0, f"storage.memory_gb must not be negative, not {self.memory_gb}.")
+        require(self.memory_gb >= 0, f"storage.memory_gb must be at least 0, not {self.memory_gb}.")
 
 
 class StateFile(NamedTuple):

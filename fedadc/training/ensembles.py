@@ -24,7 +24,7 @@ class Average(Protocol):
 class SWA:
     """The plain mean of the global models after rounds start, start + every, ... (Izmailov et al., 2018)."""
 
-    start: int = 1  # before it, the global model itself
+    start: int = 1  # before this round, the average is the global model itself
     every: int = 1
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class SWA:
     def follow(self, average: Vector, theta: Vector, round: int) -> Vector:
         if round <= self.start:
             return theta.clone()
-        models, between = divmod(round - self.start, self.every)  # models in it so far
+        models, between = divmod(round - self.start, self.every)  # models in the average so far
         return average if between else average + (theta - average) / (models + 1)
 
 
@@ -43,10 +43,10 @@ class EMA:
     """average = decay average + (1 - decay) theta after every round."""
 
     decay: float = 0.9
-    start: int = 1  # the first model in it; before, the global model itself
+    start: int = 1  # before this round, the average is the global model itself
 
     def __post_init__(self) -> None:
-        require(0 <= self.decay < 1, f"ensembles.ema.decay must lie in [0, 1), not {self.decay}.")
+        require(0 <= self.decay < 1, f"ensembles.ema.decay must be in [0, 1), not {self.decay}.")
         _require_round("ema.start", self.start)
 
     def follow(self, average: Vector, theta: Vector, round: int) -> Vector:
@@ -55,14 +55,14 @@ class EMA:
 
 @dataclass(frozen=True, kw_only=True)
 class Lookahead:
-    """Slow weights that go a part of the way to the global model every so many rounds (Zhang et al., 2019)."""
+    """Slow weights that move a part of the way to the global model every few rounds (Zhang et al., 2019)."""
 
     every: int = 5  # k, rounds
-    alpha: float = 0.5  # how far
-    reset: bool = False  # as in its paper: training goes on from the slow weights
+    alpha: float = 0.5  # the part of the way
+    reset: bool = False  # as in its paper: training continues from the slow weights
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, f"ensembles.lookahead.alpha must lie in (0, 1], not {self.alpha}.")
+        require(0 < self.alpha <= 1, f"ensembles.lookahead.alpha must be in (0, 1], not {self.alpha}.")
         _require_round("lookahead.every", self.every)
 
     def follow(self, average: Vector, theta: Vector, round: int) -> Vector:
@@ -71,7 +71,7 @@ class Lookahead:
 
 @dataclass(frozen=True, kw_only=True)
 class Ensembles:
-    """Those of a run; none by default."""
+    """The averages of a run; none by default."""
 
     swa: SWA | None = None
     ema: EMA | None = None
@@ -88,7 +88,7 @@ class Ensembles:
 
     @property
     def resets(self) -> bool:
-        """Whether one of them changes training."""
+        """True if an average changes training."""
         return self.lookahead is not None and self.lookahead.reset
 
     def only(self, names: Collection[str]) -> Self:
@@ -98,10 +98,10 @@ class Ensembles:
         return {name: theta.clone() for name in self.averages}
 
     def follow(self, theta: Vector, server: State, round: int) -> tuple[Vector, State]:
-        """The global model after a round, and the averages with it in them."""
+        """The global model after a round, and the averages that include it."""
         if self.lookahead is not None and self.lookahead.reset and round % self.lookahead.every == 0:
             slow = self.lookahead.follow(server["lookahead"], theta, round)
-            rest = replace(self, lookahead=None).follow(slow, server, round)[1]  # they average what is trained on
+            rest = replace(self, lookahead=None).follow(slow, server, round)[1]  # the others average these too
             return slow, {**rest, "lookahead": slow.clone()}
         return theta, {name: average.follow(server[name], theta, round) for name, average in self.averages.items()}
 

@@ -1,4 +1,4 @@
-"""Clients that fail: on purpose, so that methods can be compared under it, or because an update is not finite."""
+"""Clients that fail: simulated drops and slow clients, and updates that are not finite."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedadc.rng import generator
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What goes wrong in every round, and what is done about updates that are not finite."""
+    """Simulated faults of every round, and what happens to updates that are not finite."""
 
-    drop: float = 0.0  # the share of selected clients that never report
-    slow: float = 0.0  # the share that do fewer steps than they should: H is drawn before the first
-    bad_update: Literal["skip", "stop"] = "skip"  # a NaN or an infinity: leave the client out, or end the run
+    drop: float = 0.0  # share of the cohort that never reports
+    slow: float = 0.0  # share of the cohort that does fewer steps; H is drawn before the first step
+    bad_update: Literal["skip", "stop"] = "skip"  # on NaN or infinity: leave the client out, or end the run
 
     def __post_init__(self) -> None:
         for name in ("drop", "slow"):
@@ -34,7 +34,7 @@ class Faults:
         require(self.bad_update in ("skip", "stop"), f"faults.bad_update is skip or stop, not {self.bad_update!r}.")
 
     def draw(self, cohort: Array, steps: Array, seed: int, round: int) -> tuple[Array, Array, Array]:
-        """Who of a cohort never reports, who is slow, and the steps that everybody will do.
+        """Which clients of a cohort never report, which are slow, and the steps of each.
 
         A share that is no whole number of clients is rounded up or down at random, so that it is right on average. All
         depends on seed, round and cohort alone: every method meets the same faults.
@@ -48,7 +48,7 @@ class Faults:
         last = min(many, int((self.drop + self.slow) * many + carry))
         dropped, slow = nobody.copy(), nobody.copy()
         dropped[order[:first]], slow[order[first:last]] = True, True
-        slow &= steps > 1  # nobody does less than one
+        slow &= steps > 1  # every client does at least one step
         steps = steps.copy()
         for at in np.flatnonzero(slow).tolist():
             steps[at] = generator(seed, "slow", round, int(cohort[at])).integers(1, steps[at])
@@ -60,5 +60,5 @@ def all_finite(vectors: State) -> bool:
 
 
 def _finite(vector: torch.Tensor) -> bool:
-    # The sum is much the quicker: it is finite only if every entry is. It may overflow, so it cannot accuse.
+    # The sum is faster: if it is finite, every entry is. If it is not, it may have overflowed, so check the entries.
     return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())

@@ -33,11 +33,11 @@ from fedadc.views.local_work import LocalWork
 class Momentum:
     """Local momentum, v = mu * v + g, from zero in every client's round.
 
-    A gradient that is asked for twice in a step goes on from the same v.
+    Several gradients of one step all start from the v of the step before.
     """
 
     def __init__(self, mu: float, like: Vector) -> None:
-        self.mu, self.asked = mu, False  # for a gradient in this step
+        self.mu, self.used = mu, False  # used: in the present step
         if mu:
             self.before, self.after = torch.zeros_like(like), torch.zeros_like(like)
 
@@ -45,17 +45,17 @@ class Momentum:
         if not self.mu:
             return g
         torch.add(g, self.before, alpha=self.mu, out=self.after)
-        self.asked = True
+        self.used = True
         return g.copy_(self.after)  # a copy: the step may overwrite g
 
     def next_step(self) -> None:
-        if self.asked:
-            self.before, self.after, self.asked = self.after, self.before, False
+        if self.used:
+            self.before, self.after, self.used = self.after, self.before, False
 
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What is the same for all clients of a run: where and how they train."""
+    """What all clients of a run share: the model, the method and the settings of local training."""
 
     model: FlatModel
     method: Method
@@ -90,7 +90,7 @@ class ClientContext:
 def local_update(context: ClientContext, broadcast: ServerBroadcast, task: ClientTask) -> ClientResult:
     """Train one client from what it received."""
     model, method, work = context.model, context.method, context.work
-    local, positions = _arrive(context, broadcast, task)
+    local, positions = _local_view(context, broadcast, task)
     received = [local.start, *local.server.values(), *local.client.values()]
     versions = [v._version for v in received]
     name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
@@ -98,7 +98,7 @@ def local_update(context: ClientContext, broadcast: ServerBroadcast, task: Clien
 
     def grad(point: Vector) -> Vector:
         g, loss = _gradient(method.objective, point, local)
-        losses.setdefault(local.step, loss)  # the first, where a method asks for several
+        losses.setdefault(local.step, loss)  # the first of the step, where a method takes several gradients
         if work.clip is not None:
             g.mul_((work.clip / torch.linalg.vector_norm(g[method.trained(local)])).clamp(max=1))
         if work.weight_decay:
@@ -122,22 +122,22 @@ def local_update(context: ClientContext, broadcast: ServerBroadcast, task: Clien
     )
     if "delta" in state_of(upload, f"{name}.finish"):
         vector_like(upload["delta"], theta, f"{name}.finish as delta")
-    read, kept, sent = _transmitted(context, upload, local)
+    received_upload, kept, sent = _transmitted(context, upload, local)
     state = {**state_of(own, f"{name}.finish"), **remembered, **kept}
     return ClientResult(
         task.client,
-        _own(read, model),
+        _own(received_upload, model),
         _own(state, model),
         loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
         sent=sent,
         steps=task.steps,
         weight=task.weight,
-        finite=all_finite(read) and all_finite(state),
+        finite=all_finite(received_upload) and all_finite(state),
     )
 
 
 def _transmitted(context: ClientContext, upload: State, local: Local) -> tuple[State, State, Bytes]:
-    """An upload as the server reads it, what the uplink keeps at the client, and the bytes that traveled."""
+    """An upload as the server receives it, what the uplink keeps at the client, and the bytes sent."""
     part = context.sent_part
     if "delta" not in upload or (context.uplink.exact and part == slice(None)):
         return upload, {}, sizes(upload)
@@ -150,15 +150,15 @@ def _transmitted(context: ClientContext, upload: State, local: Local) -> tuple[S
 
 
 def _gradient(objective: Objective, point: Vector, local: Local) -> tuple[Vector, Tensor]:
-    """Of the objective on the present batch, and its value."""
+    """The gradient of the objective on the present batch, and its value."""
     derivative, model, batch = objective.derivative, local.model, local.batch
     if derivative is None:
         return model.gradient_of(lambda: objective(model, batch, local), point)
     return model.gradient_from(lambda logits: derivative(logits, batch, local), batch.x, point)
 
 
-def _arrive(context: ClientContext, broadcast: ServerBroadcast, task: ClientTask) -> tuple[Local, Iterable[Array]]:
-    """What a client sees, and the positions of its batches."""
+def _local_view(context: ClientContext, broadcast: ServerBroadcast, task: ClientTask) -> tuple[Local, Iterable[Array]]:
+    """The client's view of its round, and the positions of its batches."""
     work, data = context.work, context.data(task.client)
 
     def rng(purpose: str) -> np.random.Generator:
@@ -168,7 +168,7 @@ def _arrive(context: ClientContext, broadcast: ServerBroadcast, task: ClientTask
         shuffled(len(data), work.batch_size, work.steps, work.epochs, rng("batches")), task.steps
     )
     touched = None
-    if task.steps * work.batch_size < len(data):  # then no sample is drawn twice
+    if task.steps * work.batch_size < len(data):  # then no sample is used twice
         positions = list(positions)
         touched = np.sort(np.concatenate(positions))
     state = task.state
@@ -178,7 +178,7 @@ def _arrive(context: ClientContext, broadcast: ServerBroadcast, task: ClientTask
         context.model,
         data,
         start=broadcast.theta,
-        server=dict(broadcast.server),  # dicts of its own: what a method puts in them stays here
+        server=dict(broadcast.server),  # copies of the dicts: what a method adds to them stays with this client
         client={key: value.to(context.model.device) for key, value in state.items()},
         lr=broadcast.lr,
         steps=task.steps,
@@ -190,5 +190,5 @@ def _arrive(context: ClientContext, broadcast: ServerBroadcast, task: ClientTask
 
 
 def _own(state: State, model: FlatModel) -> State:
-    """Tensors that the next client will not overwrite, and without a graph behind them."""
+    """Detached tensors that the next client does not overwrite."""
     return {key: (value.clone() if model.owns(value) else value).detach() for key, value in state.items()}

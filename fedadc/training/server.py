@@ -1,4 +1,4 @@
-"""What the server does with the mean of a round. A client that tracks the server repeats it, with what it has."""
+"""The server's update after a round, from the mean of the uploads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADVICE = "lower local.lr or set local.clip."
 
 @dataclass(frozen=True)
 class Server:
-    """The state beside theta is the method's, the objective's and the ensembles', side by side."""
+    """Its state has the vectors of the method, the objective and the ensembles, by name."""
 
     method: Method
     ensembles: Ensembles
@@ -27,7 +27,7 @@ class Server:
         return canonical({name: vector for of in owners for name, vector in of(theta).items()})
 
     def updated(self, theta: Vector, server: State, mean: State | None, info: RoundInfo) -> tuple[Vector, State]:
-        """After a round; without a mean nobody's upload counted, and only the ensembles go on."""
+        """Theta and state after a round. Without a mean, no upload was counted: only the ensembles move on."""
         if mean is None:
             after, followed = self.ensembles.follow(theta, server, info.round)
             return after, canonical({**server, **followed})
@@ -38,7 +38,7 @@ class Server:
         return after, state
 
     def _updated(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
-        """The method's own update, if it is one."""
+        """The method's update, with its return values checked."""
         name = f"{type(self.method).__name__}.update"
         try:
             after, state = pair_of(self.method.update(theta, server, mean, info), name)

@@ -13,37 +13,37 @@ Metrics = dict[str, float | list[float | None]]
 
 @dataclass(frozen=True)
 class RunState:
-    """All that a run carries from one round to the next."""
+    """Everything that a run carries from one round to the next."""
 
     round: int  # finished rounds
     theta: Vector
     server: State
-    clients: ClientStates  # of clients that have one
-    horizon: int = 0  # of schedules that have none of their own: the rounds asked for when the run first started
-    links: State = field(default_factory=dict)  # where communication stands: what clients have heard, virtual time
+    clients: ClientStates  # of the clients that have a state
+    horizon: int = 0  # of schedules without a horizon of their own: the rounds asked for when the run first started
+    links: State = field(default_factory=dict)  # state of the network: what each client has received, virtual time
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did. `state` is the run after it."""
+    """The result of one round. `state` is the run after it."""
 
     round: int  # t, from 1
     lr: float
     train_loss: float  # mean over the counted clients of the mean over local steps
     cohort: tuple[int, ...]
-    ledger: Ledger  # what traveled
-    samples: int  # that the reporting clients used
+    ledger: Ledger  # bytes sent
+    samples: int  # used by the clients that reported
     seconds: float  # of training
     state: RunState
     metrics: Metrics = field(default_factory=dict)  # test_accuracy, test_loss, ... where evaluated
-    dropped: tuple[int, ...] = ()  # of the cohort, by `faults.drop`: they never reported
-    slow: tuple[int, ...] = ()  # by `faults.slow`: they did fewer steps
-    skipped: tuple[int, ...] = ()  # their updates were not finite
-    events: tuple[str, ...] = ()  # what else happened: a worker that died
+    dropped: tuple[int, ...] = ()  # clients that never reported (`faults.drop`)
+    slow: tuple[int, ...] = ()  # clients that did fewer steps (`faults.slow`)
+    skipped: tuple[int, ...] = ()  # clients whose updates were not finite
+    events: tuple[str, ...] = ()  # e.g. a worker that died
 
     @property
     def bytes_up(self) -> int:
-        """Over all that reported."""
+        """Bytes of all uploads."""
         return self.ledger.bytes_up
 
     @property
@@ -52,7 +52,7 @@ class Round:
 
     @property
     def virtual_seconds(self) -> float | None:
-        """At its end, by the clock of the run if it has one."""
+        """Virtual time at the end of the round; None without a clock."""
         return float(self.state.links["now"]) if "now" in self.state.links else None
 
     @property

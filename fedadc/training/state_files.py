@@ -18,7 +18,8 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 FOLDER_PREFIX = "fedadc-states-"  # of temporary folders
-STATE_FILE = re.compile(r"\d+(-\d+)?\.safetensors(\.part)?")  # the only files that are ever deleted
+TEMPORARY_FILE = re.compile(r"\d+\.safetensors")
+CHECKPOINT_FILE = re.compile(r"\d+-\d+\.safetensors(\.part)?")  # client-round; all other files are left alone
 
 
 class StateFolder:
@@ -62,7 +63,8 @@ class StateFolder:
                 self._delete_unused(file.name)
 
     def _delete_unused(self, name: str) -> None:
-        if name not in self._users and STATE_FILE.fullmatch(name) and os.getpid() == self._owner:
+        ours = (TEMPORARY_FILE if self.temporary else CHECKPOINT_FILE).fullmatch(name)
+        if ours and name not in self._users and os.getpid() == self._owner:
             (self.path / name).unlink(missing_ok=True)
 
 

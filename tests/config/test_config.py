@@ -329,7 +329,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("local.schedule", {"name": "step", "gamma": 2}, "gamma must be in (0, 1]"),
     ("cohort.size", 51, "only 50 clients"),
     ("cohort.size", 0, "cohort.size must be at least 1"),
-    ("cohort", {"ratio": 1.5}, "cohort.ratio must lie in (0, 1]"),
+    ("cohort", {"ratio": 1.5}, "cohort.ratio must be in (0, 1]"),
     ("cohort.ratio", 0.5, "cohort.size or cohort.ratio, not both"),
     ("evaluate.every", 0, "evaluate.every must be at least 1"),
     ("stop", {"accuracy": 95}, "stop.accuracy must be in (0, 1]"),

@@ -189,7 +189,7 @@ def test_a_run_saves_them_and_evaluates_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"method": FedAvg(objective=SelfConfidence(teacher="swa")), "ensembles": Ensembles()}, "switch it on with"),
+        ({"method": FedAvg(objective=SelfConfidence(teacher="swa")), "ensembles": Ensembles()}, "enable it with"),
         ({"method": LocalOnly()}, "has no global models over which swa, ema, lookahead could average"),
     ],
 )
