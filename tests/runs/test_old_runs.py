@@ -1,0 +1,58 @@
+"""Run directories of earlier versions are read, evaluated, personalized and resumed.
+
+`v0.1.0` is a run of SCAFFOLD with an EMA, overlap and eight-bit uploads, written by version 0.1.0:
+rounds: 3, digits, 6 clients, `sort` with 4 labels each, mlp [8], 4 steps of 16, cohort 3, checkpoint every round.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fedadc
+from commands import Call, contents, fine, records
+from fedadc.errors import CannotResume
+
+OLD = Path(__file__).parent / "v0.1.0"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return shutil.copytree(OLD, tmp_path / "run")
+
+
+def test_compare_reads_it(call: Call, run: Path) -> None:
+    (row,) = json.loads(fine(call("compare", run, "--json")))
+    assert row["label"] == "scaffold" and row["seeds"] == 1
+    assert row["value"] == pytest.approx(sum(r["test_accuracy"] for r in records(run)) / 3)
+
+
+def test_evaluate_finds_the_recorded_accuracy(call: Call, run: Path) -> None:
+    found = json.loads(fine(call("evaluate", run, "--json")))
+    last = records(run)[-1]
+    assert found["test"]["accuracy"] == pytest.approx(last["test_accuracy"], abs=0.01)
+    assert found["ema test"]["accuracy"] == pytest.approx(last["ema_test_accuracy"], abs=0.01)
+    assert contents(run) == contents(OLD)
+
+
+def test_personalize_tunes_its_classifier(call: Call, run: Path) -> None:
+    fine(call("personalize", run))
+    summary = json.loads((run / "personal" / "summary.json").read_text())
+    assert summary["rows"][0]["clients"] == 6
+
+
+def test_resume_extends_it(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = fedadc.resume(run, "rounds=5")
+    assert [r["round"] for r in result.history] == [1, 2, 3, 4, 5]
+    assert records(run)[:3] == records(OLD)  # what it had is kept
+    assert "fedadc 0.1.0 (now" in caplog.text  # the change of version is pointed out
+    assert len(result.state.clients) >= 5
+
+
+def test_resume_with_other_settings_is_refused(run: Path) -> None:
+    with pytest.raises(CannotResume, match=r"local\.lr 0\.1 \(now 0\.2\)"):
+        fedadc.resume(run, ["rounds=5", "local.lr=0.2"])
+    assert contents(run) == contents(OLD)
