@@ -12,7 +12,7 @@ from fedadc.system.version import __version__
 
 
 def _widest_vectors() -> str:
-    """The kernels that MKL is told to use: unless told, it picks them by the alignment of its inputs."""
+    """The MKL kernels to use; by default, MKL chooses them by the alignment of its inputs, which changes bits."""
     try:
         cpu = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

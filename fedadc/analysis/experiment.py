@@ -34,6 +34,8 @@ from fedadc.runs.runner import RunResult, run
 from fedadc.system.files import write_text
 from fedadc.system.processes import blocked_interrupts
 
+CHOICES, PLOT = "choices.json", "convergence.png"  # files in the folder of an experiment
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:

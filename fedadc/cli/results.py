@@ -29,8 +29,8 @@ def compare(
     """Compare runs in a table: mean ± std over seeds, rounds to a target, bytes sent; optionally plot them."""
     from fedadc.analysis.compare import as_json, summarize
     from fedadc.analysis.plots import plot
-    from fedadc.cli.terminal import comparison, find_runs, note, say
-    from fedadc.runs.record import read_run
+    from fedadc.cli.terminal import comparison, note, say
+    from fedadc.runs.record import find_runs, read_run
 
     read = [read_run(path) for path in find_runs(runs)]
     for run in read:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +26,6 @@ from fedadc.analysis.compare import Summary, table_rows
 from fedadc.analysis.experiment import Choice
 from fedadc.analysis.label_counts import LabelCounts
 from fedadc.cli.catalog import CatalogEntry
-from fedadc.errors import FedadcError
 from fedadc.personal.results import ResultRow
 from fedadc.personal.results import table_rows as personal_rows
 from fedadc.runs.runner import RunResult
@@ -308,19 +306,3 @@ def label_counts_table(data: LabelCounts, as_json: bool) -> None:
         say(f"({', '.join(hidden)}; --plot draws up to 200 clients)")
     for note in data.notes:
         say(f"note: {note}")
-
-
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories at these paths or up to two levels below; an experiment has a folder for each of its runs."""
-    found: list[Path] = []
-    for path in paths:
-        if (path / "metrics.jsonl").is_file() or not path.is_dir():
-            found.append(path)
-            continue
-        below = sorted(f.parent for depth in ("*", "*/*") for f in path.glob(f"{depth}/metrics.jsonl"))
-        # A run that is being replaced is kept inside its successor until that is finished: leave it out.
-        below = [p for p in below if p.parent not in below]
-        if not below:
-            raise FedadcError(f"{path} is not a run directory and contains none.")
-        found += below
-    return found

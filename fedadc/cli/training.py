@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Workers, WorkersPerGpu
+
+if TYPE_CHECKING:
+    from fedadc.analysis.experiment import Trial
 
 
 def run(
@@ -137,29 +141,20 @@ def experiment(
 
     import_torch()
     from fedadc.analysis.compare import as_json, summarize
-    from fedadc.analysis.experiment import check_rows, choose, read_experiment, run_trials, unfinished, write_choices
+    from fedadc.analysis.experiment import CHOICES, PLOT, check_rows, choose, read_experiment, write_choices
     from fedadc.analysis.plots import plot
-    from fedadc.cli.terminal import choices_table, comparison, note, progress_of_trials, say
+    from fedadc.cli.terminal import choices_table, comparison, say
     from fedadc.system.files import folder_lock
 
     plan, trials = read_experiment(file)
     check_rows(trials, data_dir)
     out = out or Path("runs") / file.stem
     with folder_lock(out):
-        todo = unfinished(trials, out)
-        if len(todo) < len(trials):
-            kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} are already finished and are kept"
-            note(f"{kept}; if your data or code has changed since, choose another --out")
-        with progress_of_trials(len(todo)) as watch:
-            try:
-                diverged = run_trials(todo, out, jobs or os.cpu_count() or 1, data_dir, watch)
-            except KeyboardInterrupt:
-                note("finished runs are kept; run the same command again to continue")
-                raise
+        diverged = _train_unfinished(trials, out, jobs or os.cpu_count() or 1, data_dir)
         choices = choose(plan, trials, out, diverged)
-        write_choices(choices, plan.choose_by, out / "choices.json")
+        write_choices(choices, plan.choose_by, out / CHOICES)
         runs = [run for choice in choices for run in choice.runs]
-        rows, picture = summarize(runs, plan.target, plan.metric, plan.x), out / "convergence.png"
+        rows, picture = summarize(runs, plan.target, plan.metric, plan.x), out / PLOT
         if json:
             typer.echo(as_json(rows))
         else:
@@ -167,7 +162,24 @@ def experiment(
             choices_table(choices, plan.choose_by)
         plot(runs, picture, plan.metric, plan.title, plan.x)
     if not json:
-        say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / 'choices.json'}")
+        say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / CHOICES}")
+
+
+def _train_unfinished(trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None) -> set[str]:
+    """Train the runs of an experiment that are not finished; returns the folders of those that diverged."""
+    from fedadc.analysis.experiment import run_trials, unfinished
+    from fedadc.cli.terminal import note, progress_of_trials
+
+    todo = unfinished(trials, out)
+    if len(todo) < len(trials):
+        kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} are already finished and are kept"
+        note(f"{kept}; if your data or code has changed since, choose another --out")
+    with progress_of_trials(len(todo)) as watch:
+        try:
+            return run_trials(todo, out, jobs, data_dir, watch)
+        except KeyboardInterrupt:
+            note("finished runs are kept; run the same command again to continue")
+            raise
 
 
 def _preload(workers: str) -> None:

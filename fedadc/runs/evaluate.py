@@ -11,7 +11,7 @@ from fedadc.data.loaders.samples import read_samples
 from fedadc.errors import require
 from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.models.build import read_weights
-from fedadc.runs.layout import METRICS, model_file
+from fedadc.runs.layout import METRICS, other_models
 from fedadc.runs.record import read_run, saved_model
 from fedadc.system.determinism import resolve_device
 from fedadc.training.client_states import Storage
@@ -51,7 +51,7 @@ def evaluate_run(
             f"{list(train.x.shape[1:])} of type {train.x.dtype}.",
         )
         splits = {other.name: samples}
-    other_files = {f"{f.stem.removeprefix('model-')} ": f for f in sorted(path.glob(model_file("*")))}
+    other_files = {f"{name} ": file for name, file in other_models(path).items()}
     found: dict[str, Metrics] = {}
     for prefix, file in {"": main_file, **other_files}.items():
         federation.load_state_dict(read_weights(file), str(file))

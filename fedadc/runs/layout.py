@@ -62,6 +62,7 @@ __all__ = [
     "foreign_in_personal",
     "is_personal",
     "model_file",
+    "other_models",
     "personal_file",
 ]
 
@@ -69,6 +70,12 @@ __all__ = [
 def model_file(name: str) -> str:
     """The name of the file for a model other than the main one."""
     return f"model-{name}.safetensors"
+
+
+def other_models(run: Path) -> dict[str, Path]:
+    """The files of a run's models other than the judged one, by the name of the model."""
+    files = sorted(run.glob(model_file("*")))
+    return {file.stem.removeprefix("model-"): file for file in files}
 
 
 def checkpoint_name(round: int) -> str:

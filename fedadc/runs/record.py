@@ -15,7 +15,7 @@ from fedadc.config.yaml import parse_yaml
 from fedadc.errors import FedadcError, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.runs.environment import read_facts
-from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file
+from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
 from fedadc.training.state import Round
 
 log = logging.getLogger("fedadc")
@@ -45,7 +45,7 @@ def saved_model(run: RecordedRun, name: str | None = None) -> Path:
         if name is None:
             reason = "the run has not finished, or its method has no global model (local_only)"
         else:
-            others = [f.stem.removeprefix("model-") for f in sorted(run.path.glob(model_file("*")))]
+            others = list(other_models(run.path))
             reason = f"the other models of this run are: {', '.join(others) or 'none'}"
         raise FedadcError(f"{run.path} has no {file.name}: {reason}.")
     round, last = model_origin(file)[1], run.records[-1]["round"]
@@ -150,3 +150,19 @@ def read_run(path: Path) -> RecordedRun:
         hint = f"; the run that it replaces is in its subfolder {REPLACED}…" if replaced else ""
         raise FedadcError(f"{path} has no finished round yet{hint}.")
     return RecordedRun(path, tree, records)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The run directories at these paths or up to two levels below; an experiment has a folder for each of its runs."""
+    found: list[Path] = []
+    for path in paths:
+        if (path / METRICS).is_file() or not path.is_dir():
+            found.append(path)
+            continue
+        below = sorted(f.parent for depth in ("*", "*/*") for f in path.glob(f"{depth}/{METRICS}"))
+        # A run that is being replaced is kept inside its successor until that is finished: leave it out.
+        below = [p for p in below if p.parent not in below]
+        if not below:
+            raise FedadcError(f"{path} is not a run directory and contains none.")
+        found += below
+    return found

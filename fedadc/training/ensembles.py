@@ -2,7 +2,7 @@
 
 Each is one more vector at the server, under its name among the server's state: it is evaluated beside the plain model,
 saved with it, and sent along where an objective names it as its teacher. Training itself does not change, unless
-Lookahead is told to `reset`.
+Lookahead has `reset` set.
 """
 
 from __future__ import annotations
