@@ -151,7 +151,7 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         named = [(path, CHECKPOINT_FILE.fullmatch(path.name)) for path in self.folder.iterdir()]
-        found = [(path, int(match[1])) for path, match in named if match and match[2] == ".json"]
+        found = [(path, int(match[1])) for path, match in named if match and match[2] == ".json" and not match[3]]
         return sorted(found, key=lambda pair: -pair[1])
 
     def newest(

@@ -227,7 +227,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {  # a user's mistake -> hook, wrong ho
     "finish unlike": (
         "finish",
         lambda self, theta, local: ({"delta": theta, "x": torch.ones(len(local.data))}, {}),
-        "differ in their names or shapes",
+        "differ in names or shapes",
     ),
     "finish a number": ("finish", lambda self, theta, local: ({"delta": theta}, {"n": 0}), "'n' has type int"),
     "tracked a text": ("tracked", "c", r"Mine\.tracked must be a tuple of names, not 'c'"),

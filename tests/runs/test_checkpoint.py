@@ -355,6 +355,19 @@ def test_every_k_rounds(tmp_path: Path) -> None:
             Checkpointing(**settings)
 
 
+def test_an_unfinished_manifest_is_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A kill between writing a manifest and renaming it: the run continues as if the checkpoint had not begun."""
+    run_with_snapshots(CONFIG, tmp_path / "whole", {1, 4})
+    for after in (1, 4):
+        place = tmp_path / f"after-{after}"
+        (last,) = (place / "checkpoints").glob(f"round-*{after}.json")
+        last.rename(last.with_name(f"{last.name}.part"))
+        fedadc.resume(place)
+        assert outcome(place) == outcome(tmp_path / "whole"), f"after round {after}"
+        assert not list((place / "checkpoints").glob("*.part"))
+    assert caplog.text == ""  # nothing is damaged
+
+
 def test_a_loop_of_ones_own_can_be_saved_too(tmp_path: Path) -> None:
     def federation() -> fedadc.Federation:
         torch.manual_seed(0)
