@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+BARE   := $(VENV)/.bare
 READY  := $(VENV)/.ready
 # v0.1.0, with which `make same-as` compares; by its hash, because tags do not come with every clone
 REF    ?= ab3897dd3b05deaf25034bb4a34cfd050b7aee94
@@ -9,13 +10,17 @@ REF    ?= ab3897dd3b05deaf25034bb4a34cfd050b7aee94
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(BARE): pyproject.toml constraints.txt    # the package alone
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $(BARE)
+
+$(READY): $(BARE)                          # and what development needs
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY)
+demo: $(BARE)
 	$(BIN)/fedadc demo --out runs/demo --overwrite
 
 test: $(READY)
