@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from fedadc.training.state import Round, RunState
     from fedadc.views.local import Local
     from fedadc.views.local_work import LocalWork
+    from fedadc.views.round_info import RoundInfo
+    from fedadc.views.setup import Setup
 
 # fmt: off
 _HOME = {
@@ -96,6 +98,8 @@ _HOME = {
     "federation": ("Federation",),
     "views.local": ("Local",),
     "views.local_work": ("LocalWork",),
+    "views.round_info": ("RoundInfo",),
+    "views.setup": ("Setup",),
     "training.state": ("Round", "RunState"),
     "schedules": ("Cosine", "Exponential", "Step"),
     "selections": ("Clusters", "Covering", "Selection", "Uniform"),

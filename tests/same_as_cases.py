@@ -105,7 +105,7 @@ def every_method_with(images: Tree) -> Iterator[Case]:
     """Each method under the conditions that touch every part of a round."""
     slow_links = {"clock": CLOCK, "cohort": {"size": 4}, **FAULTS}
     conditions: dict[str, Tree] = {
-        "regularised": steps_or_epochs(epochs=1, batch_size=32, clip=1.0, weight_decay=0.01, schedule="cosine")
+        "regularized": steps_or_epochs(epochs=1, batch_size=32, clip=1.0, weight_decay=0.01, schedule="cosine")
         | {"storage": {"memory_gb": 0}},
         "momentum": local(momentum=0.5) | data(validation=0.2),
         "weighted": cohort(weighting="samples") | FAULTS,
@@ -211,7 +211,7 @@ def settings_of_models(weights: Path) -> dict[str, Tree]:
 def settings_of_images(images: Tree, folder: Path) -> dict[str, Tree]:
     augmented: Tree = {"data": {**images["data"], "augment": {"crop": 2, "flip": True}}}
     constants = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}
-    normalised: Tree = {"data": {**images["data"], "normalize": constants}}
+    normalized: Tree = {"data": {**images["data"], "normalize": constants}}
     resnet = images | {"model": SMALL_RESNET}
     return {
         **{f"resnet-{name}": resnet | method(name) for name in ("fedavg", "fedadc", "scaffold", "feddyn", "fedrep")},
@@ -222,7 +222,7 @@ def settings_of_images(images: Tree, folder: Path) -> dict[str, Tree]:
         "cnn-pixels": images | {"model": {**SMALL_CNN, "channels_last": True, "init": "default"}} | method("fedgkd"),
         "cnn-planes": images | {"model": {**SMALL_CNN, "channels_last": False}} | method("fedntd"),
         "cnn-moon": augmented | method("moon") | {"model": {"name": "cnn", "channels": [4, 8], "projection": 8}},
-        "cnn-normalised": normalised | {"model": {"name": "cnn", "channels": [64], "width": 0.1}},
+        "cnn-normalized": normalized | {"model": {"name": "cnn", "channels": [64], "width": 0.1}},
         "mlp-on-images": images | method("fedadc"),
         "image-folder": {"data": {"name": "folder", "path": str(folder), "size": 8, "clients": 9}, "model": SMALL_CNN},
     }
@@ -285,7 +285,7 @@ def all_cases(folder: Path) -> list[Case]:
 
 
 def write_images(path: Path, rng: np.random.Generator) -> Tree:
-    """Colour images of 8 × 8 pixels in 5 classes, with a test part; the data of a config that reads them."""
+    """Color images of 8 × 8 pixels in 5 classes, with a test part; the data of a config that reads them."""
     drawn = {f"x{part}": rng.integers(256, size=(n, 3, 8, 8), dtype=np.uint8) for part, n in (("", 240), ("_test", 60))}
     np.savez(path, y=np.arange(240) % 5, y_test=np.arange(60) % 5, **drawn)
     return {"data": {"name": "npz", "path": str(path), "clients": 12, "partition": {"name": "dirichlet", "alpha": 0.5}}}

@@ -289,3 +289,11 @@ def test_impossible_federations_are_refused(settings: dict[str, Any], fragment: 
         return
     with pytest.raises(FedadcError, match=fragment):
         fedadc.Federation(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Normalisation", "Normalization"), ("Personalisation", "PersonalizationResult")]
+)
+def test_old_names_warn_and_work(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"fedadc\.{old} is now fedadc\.{new}"):
+        assert getattr(fedadc, old) is getattr(fedadc, new)
