@@ -22,15 +22,13 @@ from fedadc.data.dataset import Clients, Dataset
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
-from fedadc.errors import FedadcError, require
+from fedadc.errors import require
 from fedadc.evaluation.evaluator import Evaluator, models_of, until
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
-from fedadc.models.vectors import state_of
 from fedadc.objectives import Objective
-from fedadc.objectives.base import ENSEMBLES
 from fedadc.partitions import IID, Natural, Partition, deal, default_partition
 from fedadc.rng import generator
 from fedadc.schedules import Schedule
@@ -166,8 +164,8 @@ class Federation:
         )
         self.method.check(setup)
         self.method.objective.check(setup)
-        self._check_states()
-        self.downlink = self._downlink()
+        self.server.check_names(self._theta)
+        self.downlink = self.server.downlink(self._theta)
 
     def _start_engine(self) -> None:
         """What clients and the server work with; with workers, the data is first put in shared memory."""
@@ -262,44 +260,6 @@ class Federation:
             rng = generator(self._data_seed, f"local {name} shares")
             shares[name] = local_shares(samples.y.numpy(), counts, rng)
         return shares
-
-    def _check_states(self) -> None:
-        """Method, objective and ensembles share one dict of states: refuse a name that two of them use."""
-        owners = (self.method, self.method.objective)
-        for which in ("server_state", "client_state"):
-            states = [state_of(getattr(o, which)(self._theta), f"{type(o).__name__}.{which}") for o in owners]
-            for name in states[0].keys() & states[1].keys():
-                names = " and ".join(type(o).__name__ for o in owners)
-                raise FedadcError(f"{names} both have {name!r} in their {which}; rename one of them.")
-        averages, own = self.ensembles.averages, self.method.server_state(self._theta)
-        for name in averages.keys() & {*own, *self.method.objective.server_state(self._theta)}:
-            raise FedadcError(f"the server's state has {name!r}, which is the name of an ensemble; rename it.")
-        require(
-            (self.method.federated and not self.method.headless) or not averages,
-            f"{type(self.method).__name__} has no global models over which {', '.join(averages)} could average.",
-        )
-
-    def _downlink(self) -> tuple[str, ...]:
-        """The server vectors that travel with theta: the method's and the objective's."""
-        kept = self.server.start(self._theta)
-        names: dict[str, None] = {}
-        for owner in (self.method, self.method.objective):
-            for which in ("downlink", "tracked"):
-                value, kind = getattr(owner, which, ()), type(owner).__name__
-                require(isinstance(value, tuple), f"{kind}.{which} must be a tuple of names, not {value!r}.")
-            for name in owner.downlink:
-                require(
-                    name in kept or name not in ENSEMBLES,
-                    f"{type(owner).__name__} needs the ensemble {name}, which this run does not have; enable it with "
-                    f"ensembles: {{{name}: {{}}}}.",
-                )
-                require(
-                    name in kept,
-                    f"{type(owner).__name__} needs the server's {name!r}, which no server_state of "
-                    f"{type(self.method).__name__} or {type(self.method.objective).__name__} returns.",
-                )
-                names[name] = None
-        return tuple(names)
 
     def start(self) -> RunState:
         """The state before the first round."""

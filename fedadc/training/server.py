@@ -1,4 +1,4 @@
-"""The server's update after a round, from the mean of the uploads."""
+"""The server's half of a method: its state, what it sends, and its update from the mean of the uploads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fedadc.errors import Diverged, FedadcError
+from fedadc.errors import Diverged, FedadcError, require
 from fedadc.methods.base import Method
 from fedadc.models.vectors import State, Vector, canonical, pair_of, state_of, vector_like
+from fedadc.objectives.base import ENSEMBLES
 from fedadc.training.ensembles import Ensembles
 from fedadc.views.round_info import RoundInfo
 
@@ -22,7 +23,50 @@ class Server:
     method: Method
     ensembles: Ensembles
 
+    def check_names(self, theta: Vector) -> None:
+        """Refuse a name of a state that two of method, objective and ensembles use: they share one dict."""
+        owners = (self.method, self.method.objective)
+        for which in ("server_state", "client_state"):
+            states = [state_of(getattr(o, which)(theta), f"{type(o).__name__}.{which}") for o in owners]
+            for name in states[0].keys() & states[1].keys():
+                names = " and ".join(type(o).__name__ for o in owners)
+                raise FedadcError(f"{names} both have {name!r} in their {which}; rename one of them.")
+        averages, own = self.ensembles.averages, self.method.server_state(theta)
+        for name in averages.keys() & {*own, *self.method.objective.server_state(theta)}:
+            raise FedadcError(f"the server's state has {name!r}, which is the name of an ensemble; rename it.")
+        require(
+            (self.method.federated and not self.method.headless) or not averages,
+            f"{type(self.method).__name__} has no global models over which {', '.join(averages)} could average.",
+        )
+
+    def downlink(self, theta: Vector) -> tuple[str, ...]:
+        """The names of the server vectors that are sent with theta: the method's and the objective's."""
+        vectors = self.start(theta)
+        names: dict[str, None] = {}
+        for owner in (self.method, self.method.objective):
+            for which in ("downlink", "tracked"):
+                value, kind = getattr(owner, which, ()), type(owner).__name__
+                require(isinstance(value, tuple), f"{kind}.{which} must be a tuple of names, not {value!r}.")
+            for name in owner.downlink:
+                self._require_vector(name, vectors, type(owner).__name__)
+                names[name] = None
+        return tuple(names)
+
+    def _require_vector(self, name: str, vectors: State, owner: str) -> None:
+        if name in vectors:
+            return
+        if name in ENSEMBLES:
+            raise FedadcError(
+                f"{owner} needs the ensemble {name}, which this run does not have; enable it with "
+                f"ensembles: {{{name}: {{}}}}."
+            )
+        raise FedadcError(
+            f"{owner} needs the server's {name!r}, which no server_state of {type(self.method).__name__} or "
+            f"{type(self.method.objective).__name__} returns."
+        )
+
     def start(self, theta: Vector) -> State:
+        """The server's state before the first round."""
         owners = (self.method.server_state, self.method.objective.server_state, self.ensembles.start)
         return canonical({name: vector for of in owners for name, vector in of(theta).items()})
 
