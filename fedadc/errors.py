@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,16 @@ def undefined(owner: object, method: str) -> FedadcError:
     return FedadcError(f"{type(owner).__name__} must define {method}.")
 
 
+def article(kind: type) -> str:
+    """The name of a type with its article: "an int", "a Dataset"."""
+    name = kind.__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def require_types(node: Any, name: str, *kinds: type) -> None:
     """Check the first fields of a dataclass: each must be an instance of the type given at its position."""
     for (field, value), kind in zip(vars(node).items(), kinds, strict=False):
-        require(isinstance(value, kind), f"{name}.{field} must be a {kind.__name__}, not {value!r:.60}.")
+        require(isinstance(value, kind), f"{name}.{field} must be {article(kind)}, not {value!r:.60}.")
 
 
 def require_file(path: Path, what: str) -> None:
@@ -59,12 +65,27 @@ class CannotResume(FedadcError):
 def unknown(kind: str, name: object, choices: Iterable[str]) -> FedadcError:
     """An error for a name that does not exist. It suggests the most similar existing name, or lists all names."""
     names = sorted(choices)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = _similar(str(name), names)
     listed = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from: {listed}." if names else "there are none."
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from: {listed}." if names else "there are no others."
     return FedadcError(f"{kind} {str(name)!r} is unknown; {hint}")
+
+
+def _similar(name: str, names: list[str]) -> list[str]:
+    """The names that differ little from `name`, or only in the order of letters; else the one that begins with it."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    close += [other for other in names if sorted(other) == sorted(name)]
+    longer = [other for other in names if other.startswith(name)]
+    return close or (longer if len(longer) == 1 else [])
 
 
 def one_line(error: BaseException) -> str:
     """Another library's error message, formatted as part of a sentence."""
     return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+
+
+def require_new_names(cls: type, base: str, renamed: Mapping[str, str]) -> None:
+    """Refuse a user's class that still defines an attribute under the name of an earlier version."""
+    for old, new in renamed.items():
+        if old in vars(cls):
+            raise FedadcError(f"{cls.__name__}.{old}: {base}.{old} is now called {new}; rename it.")

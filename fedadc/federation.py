@@ -89,10 +89,10 @@ class Federation:
         self.server = Server(self.method, self.ensembles)
         self._check_settings()
         self.workers = resolve_workers(workers, str(device))
-        self._start_engine()
+        self._build_engine()
 
     def _check_arguments(self, model: nn.Module, partition_by: Partition | None) -> None:
-        """Every argument is of the right type, and possible for this data."""
+        """Check that every argument has the right type and is possible for this data."""
         _require_types(
             (model, nn.Module, "model"),
             (self.data, Dataset, "data"),
@@ -111,7 +111,9 @@ class Federation:
             (self.clock or Clock(), Clock, "clock"),
             (self.seed, int, "seed"),
         )
-        require(self.weighting in ("uniform", "samples"), f"weighting is uniform or samples, not {self.weighting!r}.")
+        require(
+            self.weighting in ("uniform", "samples"), f"weighting must be uniform or samples, not {self.weighting!r}."
+        )
         shape, augment = list(self.data.input_shape), self.augment
         require(
             not augment or len(shape) == 3,
@@ -123,7 +125,7 @@ class Federation:
         )
 
     def _deal(self, rule: Partition | None, clients: int | None, cohort: int | float | None) -> None:
-        """Which samples each client has, and which clients each round has."""
+        """Decide which samples each client has, and which clients take part in each round."""
         data = self.data
         self.clients = held = deal(data, rule, clients, self._data_seed)
         self._natural = isinstance(rule or default_partition(data, clients), Natural)
@@ -137,7 +139,7 @@ class Federation:
         )
 
     def _build_model(self, model: nn.Module, channels_last: bool | None, device: torch.device) -> None:
-        """One flat vector of a copy of the module, which is known to work on the data."""
+        """Make one flat vector of a copy of the module, after a test that it works on the data."""
         model = copy.deepcopy(model).cpu()  # the user's module is not changed
         inputs = _inputs_for(model, self.data, channels_last, device, self.seed)
         example = inputs.gather(self.data.train, self.clients.indices[:2])[0]
@@ -167,14 +169,13 @@ class Federation:
         self.server.check_names(self._theta)
         self.downlink = self.server.downlink(self._theta)
 
-    def _start_engine(self) -> None:
-        """What clients and the server work with; with workers, the data is first put in shared memory."""
+    def _build_engine(self) -> None:
+        """Build what clients, evaluation and network need, and the engine; with workers, data goes to shared memory."""
         shared = None
         if self.workers:
-            from fedadc.engines.workers import Workers
-            from fedadc.engines.workers import shared as share
+            from fedadc.engines.workers import Workers, share_data
 
-            shared = share(self.data, self.clients)
+            shared = share_data(self.data, self.clients)
             self.data, self.clients = shared.dataset(self.data), shared.clients
         self.context = ClientContext(
             self.model,
@@ -348,7 +349,7 @@ def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, dev
 
 
 def _require_types(*arguments: tuple[Any, type, str]) -> None:
-    """Each argument is of the right type, before any of them is used."""
+    """Check the types of arguments before any of them is used."""
     for value, kind, name in arguments:
         require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")
 

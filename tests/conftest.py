@@ -38,7 +38,7 @@ def small_federation(seed: int = 0, clients: int = 6, features: int = 5, classes
 
 def steps_of(context: ClientContext, clients: Array) -> Array:
     """H of these clients."""
-    return context.work.count_steps(context.clients.sizes_of(clients))
+    return context.work.count_steps(context.clients.sizes[clients])
 
 
 @pytest.fixture

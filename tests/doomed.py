@@ -112,9 +112,9 @@ class Life:
             self.pid = self.started.pid
         else:
             start_process_server()
-            told = (words, log, doom, forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+            arguments = (words, log, doom, forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
             with STARTING:
-                self.process = context().Process(target=obey, args=told)  # type: ignore[attr-defined]
+                self.process = context().Process(target=obey, args=arguments)  # type: ignore[attr-defined]
                 self.process.start()
             self.pid = self.process.pid
 

@@ -1,4 +1,4 @@
-"""Who descends from whom, as Linux tells it."""
+"""The descendants of a process, from /proc of Linux."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who descends from whom")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 
 def children(pid: int) -> set[int]:

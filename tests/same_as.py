@@ -41,7 +41,7 @@ from same_as_compare import compared_files, differing_files
 ROOT = Path(__file__).resolve().parent.parent
 RUNNER = Path(__file__).with_name("same_as_runs.py")
 WORKERS = (0, 2)
-TELL = 20  # seconds between two lines about progress
+PROGRESS_EVERY = 20  # seconds between two lines about progress
 SHOWN = 20  # runs that differ, in the report
 PURPOSES = {  # by which random numbers are drawn, and for each a case that uses it
     "batches": "fedavg/cross_entropy",
@@ -57,7 +57,11 @@ PURPOSES = {  # by which random numbers are drawn, and for each a case that uses
     "faults": "broadcast/scaffold",
     "slow": "settings/slow-epochs",
     "absent": "broadcast/scaffold",
+    "dropout": "model/noisy",
+    "evaluation": "model/noisy",
 }
+WITHOUT_RESULT = {"probe"}  # a forward pass before training, of which only the shape counts
+DRAW = r'\b(?:generator|rng|torch_seeded)\([^")]*"'  # a call that names a purpose, up to the name
 Job = dict[str, Any]  # what same_as_runs.py reads
 
 
@@ -91,7 +95,7 @@ class Version:
         """By the name of the run, of all runs that have ended: ran, refused or failed."""
         file = self.folder / "outcomes.jsonl"
         lines = file.read_text().split("\n")[:-1] if file.exists() else []  # the last may be incomplete
-        return {told["name"]: told["outcome"] for told in map(json.loads, lines)}
+        return {line["name"]: line["outcome"] for line in map(json.loads, lines)}
 
 
 def version_of_commit(ref: str, folder: Path) -> Version:
@@ -110,10 +114,16 @@ def version_of_working_tree(folder: Path, name: str = "the working tree") -> Ver
     return version
 
 
+def purposes_in(tree: Path) -> set[str]:
+    """The names of all purposes for which random numbers are drawn; of a formatted name the part before a brace."""
+    texts = [file.read_text(encoding="utf-8") for file in (tree / "fedadc").rglob("*.py")]
+    return {name.partition("{")[0].strip() for text in texts for name in re.findall(rf'{DRAW}([^"]*)"', text)}
+
+
 def with_purpose_renamed(purpose: str, folder: Path) -> Version:
     """The working tree, with one string changed of those from which random numbers are derived."""
     version, changes = version_of_working_tree(folder, f"the working tree with {purpose!r} renamed"), 0
-    call = re.compile(rf'(\b(?:generator|rng|torch_seeded)\([^")]*")({purpose}\b)')
+    call = re.compile(rf"({DRAW})({purpose}\b)")
     for file in version.tree.rglob("*.py"):
         text, count = call.subn(r"\1another \2", file.read_text(encoding="utf-8"))
         file.write_text(text, encoding="utf-8")
@@ -125,12 +135,14 @@ def with_purpose_renamed(purpose: str, folder: Path) -> Version:
 
 @contextmanager
 def process_of(version: Version, jobs: Sequence[Job]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does jobs with a version. Whoever leaves before it has ended ends it."""
+    """A process that does jobs with a version. It is ended when the block is left."""
     (version.folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, str(RUNNER), str(version.tree), str(version.folder / "jobs.json")]
     environment = {**os.environ, "PYTHONPATH": str(version.tree), "PYTHONSAFEPATH": "1"}
     with (version.folder / "outcomes.jsonl").open("wb") as stdout, (version.folder / "log").open("wb") as stderr:
-        process = subprocess.Popen(command, cwd=version.folder, env=environment, stdout=stdout, stderr=stderr)
+        data = version.folder.parent / "data"  # where configs look for the users' modules
+        cwd = data if data.is_dir() else version.folder
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=stdout, stderr=stderr)
     try:
         yield process
     finally:
@@ -154,7 +166,7 @@ def do_jobs(work: Mapping[Version, Sequence[Job]]) -> None:
             for version, process in processes:
                 if process.poll():
                     sys.exit(f"{version.name}: the process failed\n{(version.folder / 'log').read_text()[-2000:]}")
-            if time.monotonic() - last > TELL:
+            if time.monotonic() - last > PROGRESS_EVERY:
                 last, done = time.monotonic(), sum(len(version.outcomes()) for version in work)
                 left = f", about {(last - began) / done * (total - done) / 60:.0f} minutes left" if done else ""
                 print(f"{done:,} of {total:,} runs{left}", flush=True)
@@ -214,7 +226,7 @@ class Comparison:
 def compare(old: Version, new: Version, runs: Sequence[Run]) -> Comparison:
     outcomes, found = (old.outcomes(), new.outcomes()), Comparison(len(runs), 0, 0, {})
     for run in runs:
-        before, now = (told[run.name] for told in outcomes)
+        before, now = (found[run.name] for found in outcomes)
         files = compared_files(old.out(run)), compared_files(new.out(run))
         phrases = differing_outcomes(run, before, now) or differing_files(*files)
         if before == now == "ran" and not files[0]:

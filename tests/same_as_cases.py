@@ -272,7 +272,7 @@ def all_cases(folder: Path) -> list[Case]:
     groups = {
         "settings": settings_of_methods_and_objectives() | settings_of_rounds(),
         "communication": settings_of_communication(write_trace(folder / "trace.csv", rng)),
-        "model": settings_of_models(write_weights(folder / "weights.safetensors", rng)),
+        "model": settings_of_models(write_weights(folder / "weights.safetensors", rng)) | write_noisy_model(folder),
         "images": settings_of_images(images, write_image_folder(folder / "classes", rng)),
         "data": settings_of_data(
             write_table(folder / "table.csv", rng),
@@ -282,6 +282,27 @@ def all_cases(folder: Path) -> list[Case]:
     }
     single = [Case(f"{group}/{name}", BASE | tree) for group, trees in groups.items() for name, tree in trees.items()]
     return [*every_method_with_every_objective(), *every_method_with(images), *single, *resumed(images)]
+
+
+NOISY = """
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+
+class Noisy(nn.Module):
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0] * input_shape[1] * input_shape[2], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(dropout(x.flatten(1), 0.3, training=True))
+"""
+
+
+def write_noisy_model(folder: Path) -> dict[str, Tree]:
+    """A model that draws random numbers in training and in evaluation, in a file of its own."""
+    (folder / "same_as_noisy.py").write_text(NOISY)
+    return {"noisy": {"model": {"name": "same_as_noisy:Noisy"}}}
 
 
 def write_images(path: Path, rng: np.random.Generator) -> Tree:

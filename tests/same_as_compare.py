@@ -71,5 +71,5 @@ def tensors(content: bytes) -> dict[str, np.ndarray]:
     header = json.loads(content[8:start])
     header.pop("__metadata__", None)
     data = np.frombuffer(content, dtype=np.uint8)[start:]
-    parts = {name: (data[slice(*told["data_offsets"])], math.prod(told["shape"])) for name, told in header.items()}
+    parts = {name: (data[slice(*entry["data_offsets"])], math.prod(entry["shape"])) for name, entry in header.items()}
     return {name: part.reshape(entries, -1 if entries else 1) for name, (part, entries) in parts.items()}

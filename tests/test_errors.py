@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedadc.errors import FedadcError, require_file, unknown
+from fedadc.errors import FedadcError, article, require_file, unknown
+from fedadc.objectives import Objective
 
 
 @given(st.text(alphabet=st.characters(), max_size=50))
@@ -30,6 +31,26 @@ def test_a_long_message_and_a_long_list_are_shortened() -> None:
     assert len(str(FedadcError("x" * 10**6))) < 2100
     message = str(unknown("column", "?", map(str, range(1000))))
     assert message.endswith("and 960 more.") and len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "hint"),
+    [
+        ("schedulse", ["schedules", "selections"], "did you mean 'schedules'?"),
+        ("rl", ["lr", "clip"], "did you mean 'lr'?"),  # other order
+        ("labels", ["labels_per_client", "name"], "did you mean 'labels_per_client'?"),  # a beginning
+        ("fed", ["fedprox", "fedopt"], "choose from: fedopt, fedprox."),
+        ("fedfoo", ["fedprox", "fedopt"], "choose from: fedopt, fedprox."),
+        ("ensembles", ["schedules", "selections"], "choose from: schedules, selections."),
+        ("beta", [], "there are no others."),
+    ],
+)
+def test_only_similar_names_are_suggested(name: str, choices: list[str], hint: str) -> None:
+    assert str(unknown("key", name, choices)) == f"key '{name}' is unknown; {hint}"
+
+
+def test_articles_fit_the_names_of_types() -> None:
+    assert [article(kind) for kind in (int, str, Objective)] == ["an int", "a str", "an Objective"]
 
 
 def test_require_file_accepts_only_regular_files(tmp_path: Path) -> None:

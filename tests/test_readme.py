@@ -8,10 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-import fedadc
 from commands import command as run_command
 from commands import fine
 from fedadc.communication.clock import Clock
@@ -54,19 +52,16 @@ def test_command_line_quick_start_runs(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").is_file()
 
 
-def test_own_method_is_short_and_trains() -> None:
+def test_own_method_is_short_and_trains(tmp_path: Path) -> None:
     """The class of the README, named in a config as it says."""
     text = next(text for language, text in BLOCKS if language == "python" and "class SignAvg" in text)
     assert len(text.strip().splitlines()) <= 8
-    names: dict[str, object] = {"fedadc": fedadc, "__name__": "readme_method"}
-    exec(compile(text, "README.md", "exec", dont_inherit=True), names)
-    method = names["SignAvg"]
-    assert isinstance(method, type)
-    data = fedadc.from_clients([(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(3)])
-    federation = fedadc.Federation(model=torch.nn.Linear(3, 2), data=data, method=method(scale=0.5))
-    start = federation.start().theta
-    (done,) = federation.rounds(1)
-    assert 0 < (done.state.theta - start).abs().max() <= 0.5 * 0.1 + 1e-6  # one step of scale × lr in every direction
+    (tmp_path / "mine.py").write_text(text)
+    tree = overlay(DIGITS, {"method": {"name": "mine:SignAvg", "scale": 0.5}, "local": {"steps": 1, "lr": 0.1}})
+    config = load_config(tree, folder=tmp_path)
+    start = prepare(config).federation.start().theta
+    moved = (run(config).state.theta - start).abs().max()
+    assert 0 < moved <= 0.5 * 0.1 + 1e-6  # the mean of steps of scale × lr in every direction
 
 
 def test_the_readme_is_short() -> None:

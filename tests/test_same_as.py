@@ -29,6 +29,12 @@ def test_cases_have_names_of_their_own_and_those_of_the_self_test_exist(tmp_path
     assert set(same_as.PURPOSES.values()) <= set(names)
 
 
+def test_every_purpose_of_random_numbers_has_a_case_that_uses_it() -> None:
+    found = same_as.purposes_in(same_as.ROOT)
+    assert found <= same_as.PURPOSES.keys() | same_as.WITHOUT_RESULT | {"local test shares"}  # "local" covers it
+    assert {"batches", "dropout", "hold out", "local"} <= found
+
+
 def lines(records: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 

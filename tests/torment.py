@@ -88,19 +88,19 @@ def manifests(out: Path) -> list[Path]:
 
 def files_of(manifest: Path) -> dict[Path, str]:
     """The files of a checkpoint with their checksums."""
-    told = json.loads(manifest.read_bytes())["manifest"]
-    clients = {manifest.parent / "clients" / f"{k}-{t}.safetensors": mark for k, t, mark in told["clients"]}
-    return {manifest.with_suffix(".safetensors"): told["state"], **clients}
+    content = json.loads(manifest.read_bytes())["manifest"]
+    clients = {manifest.parent / "clients" / f"{k}-{t}.safetensors": mark for k, t, mark in content["clients"]}
+    return {manifest.with_suffix(".safetensors"): content["state"], **clients}
 
 
 def is_good(manifest: Path) -> bool:
     try:
         sealed = json.loads(manifest.read_bytes())
-        told, mark = sealed["manifest"], sealed["manifest"]["metrics"]
+        content, mark = sealed["manifest"], sealed["manifest"]["metrics"]
         metrics = (manifest.parent.parent / "metrics.jsonl").read_bytes()[: mark["bytes"]]
-        pairs = [(json.dumps(told, sort_keys=True, separators=(",", ":")).encode(), sealed["checksum"])]
+        pairs = [(json.dumps(content, sort_keys=True, separators=(",", ":")).encode(), sealed["checksum"])]
         pairs += [(metrics, mark["checksum"]), *((file.read_bytes(), m) for file, m in files_of(manifest).items())]
-        return all(sha(content) == expected for content, expected in pairs)
+        return all(sha(data) == expected for data, expected in pairs)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -111,15 +111,15 @@ def good_rounds(out: Path) -> list[int]:
 
 
 def check_folder(out: Path, damaged: frozenset[str] = frozenset(), least: int = 0, most: int = 3) -> list[int]:
-    """What must hold whenever a process was killed; `damaged` are checkpoints that we have spoilt ourselves."""
+    """What must hold whenever a process was killed; `damaged` are checkpoints that the test has damaged itself."""
     lines = (out / "metrics.jsonl").read_bytes().split(b"\n")[:-1] if (out / "metrics.jsonl").exists() else []
     assert [json.loads(line)["round"] for line in lines] == list(range(1, len(lines) + 1)), "metrics.jsonl"
     found, good = manifests(out), good_rounds(out)
     assert len(good) >= least, f"{least} good checkpoints have become {len(good)}"
     assert len(found) <= most, f"there are {len(found)} checkpoints"
     last_two = f"round-{[*good, 0, 0][1]:08d}"
-    spoilt = {m.stem for m in found if m.stem > last_two and not is_good(m)} - damaged
-    assert not spoilt, f"not whole: {spoilt}"
+    broken = {m.stem for m in found if m.stem > last_two and not is_good(m)} - damaged
+    assert not broken, f"not whole: {broken}"
     return good
 
 
@@ -200,7 +200,7 @@ class Torment:
         self.good: list[int] = []
         self.least, self.most = 0, 3  # checkpoints that the next process may leave
         self.damaged: frozenset[str] = frozenset()
-        self.unwarned = False  # whether a process is still to tell of the damage
+        self.unwarned = False  # True while no process has reported the damage
 
     def life(self, **how: Any) -> Life:
         self.before = recorded(self.out)
@@ -276,7 +276,7 @@ class Torment:
         assert not (self.unwarned and self.good > before), "damage was passed over in silence"
 
     def ended_by(self, number: int) -> bool:
-        """Politely: the last round is kept, and how to go on is told."""
+        """End a process by a signal: it keeps the last round and prints how to resume."""
         with self.life() as life:
             if self.comes(life, least=1):
                 life.signal(number)

@@ -91,14 +91,14 @@ def kills_table(rows: list[Row]) -> Table:
         "at\nmost",
         "signals",
         "workers\nkilled",
-        "files\nspoilt",
+        "files\ndamaged",
     )
     for head in ("method", *heads, "bits\ndiffering"):
         table.add_column(head, justify="left" if head == "method" else "right")
     for r in sorted(rows, key=lambda r: (NAMES.index(r.name), r.workers)):
         lost = f"{np.mean(r.lost or [0]):.1f}", max(r.lost or [0])
-        told = (r.workers, r.kills, r.in_writes, *lost, r.signals, r.workers_lost, r.damages)
-        table.add_row(r.name, *map(str, told), "see below" if r.wrong else "0")
+        cells = (r.workers, r.kills, r.in_writes, *lost, r.signals, r.workers_lost, r.damages)
+        table.add_row(r.name, *map(str, cells), "see below" if r.wrong else "0")
     return table
 
 
@@ -108,20 +108,20 @@ def memory_table(found: list[Memory]) -> Table:
         table.add_column(head, justify="left" if head == "method" else "right")
     for m in found:
         main, worker = m.slopes()
-        told = (
+        cells = (
             m.rounds[-1],
             f"{m.main[-1] / 1024:.0f}",
             f"{main:+.1f}",
             f"{m.worker[-1] / 1024:.0f}",
             f"{worker:+.1f}",
         )
-        table.add_row(m.name, *map(str, told))
+        table.add_row(m.name, *map(str, cells))
     return table
 
 
 def torment_all(options: argparse.Namespace, folder: Path, progress: Progress) -> list[Row]:
     cells = list(itertools.product(options.methods, options.workers))
-    random.Random(options.seed).shuffle(cells)  # so that the time left is told rightly
+    random.Random(options.seed).shuffle(cells)  # so that the estimate of the time left is right
     task = progress.add_task("kills", total=len(cells) * lives_of(options.kills))
 
     def endured(cell: tuple[str, int]) -> Row:

@@ -73,7 +73,9 @@ def main() -> None:
             raise
         message = " ".join(error.format_message().split()).rstrip(".")
         if message:  # empty without a command: typer has already shown the help
-            print(f"error: {message}; see `fedadc --help`.", file=sys.stderr)
+            context = getattr(error, "ctx", None)  # of the command that was called
+            command = "fedadc" if context is None else context.command_path
+            print(f"error: {message}; see `{command} --help`.", file=sys.stderr)
         code = 2
     if code == 130:  # typer's exit code for every KeyboardInterrupt, which any of our signals raises
         ignoring_signals()

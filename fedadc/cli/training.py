@@ -39,9 +39,12 @@ def run(
     """Train from a config and write a run directory."""
     _preload(workers)
     from fedadc.cli.terminal import progress_of_run, run_summary
+    from fedadc.errors import require
     from fedadc.runs.record import load_config
     from fedadc.runs.runner import run as run_config
 
+    seeds = [change for change in overrides or () if change.partition("=")[0].strip() == "seed"]
+    require(seed is None or not seeds, "use --seed or seed=N, not both.")
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
     chosen = load_config(config, changes, presets=preset or ())
     out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
@@ -76,14 +79,11 @@ def resume(
     """Resume an interrupted run, or extend a finished one. The result is bit-identical to an uninterrupted run."""
     _preload(workers)
     from fedadc.cli.terminal import progress_of_run, run_summary
-    from fedadc.errors import require
-    from fedadc.runs.layout import CONFIG
     from fedadc.runs.record import load_config
+    from fedadc.runs.runner import config_file
     from fedadc.runs.runner import resume as resume_run
 
-    require(run.is_dir(), f"there is no run directory {run}.")
-    require((run / CONFIG).is_file(), f"{run} is not a run directory: it has no {CONFIG}.")
-    rounds = load_config(run / CONFIG, overrides or ()).rounds
+    rounds = load_config(config_file(run), overrides or ()).rounds
     with progress_of_run(rounds, run.resolve().name) as (watch, notes):
         result = resume_run(
             run,
@@ -104,7 +104,10 @@ def demo(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Train FedAvg, SlowMo, FedADC and FedADC+ on digits within a minute; print a table and save a plot."""
+    """Train FedAvg, SlowMo, FedADC heavy-ball, FedADC Nesterov and FedADC+ on digits; print a table and save a plot.
+
+    It takes about a minute.
+    """
     from fedadc.system.processes import import_torch
 
     import_torch()

@@ -21,9 +21,11 @@ import torch
 from fedadc.communication.clock import Devices
 from fedadc.communication.ledger import Bytes, times, total
 from fedadc.data.dataset import Array
-from fedadc.errors import require, undefined
+from fedadc.errors import require, require_new_names, undefined
 from fedadc.models.vectors import State
 from fedadc.rng import generator
+
+RENAMED = {"looks_around": "needs_neighboring_cohorts"}  # attributes of 0.1
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class Downlink:
 
     tracks: ClassVar[bool] = True  # True if clients repeat the server's update
     needs_neighboring_cohorts: ClassVar[bool] = False  # True if it uses the previous and the next cohort
+
+    def __init_subclass__(cls) -> None:
+        require_new_names(cls, "Downlink", RENAMED)
 
     def start(self, clients: int) -> State:
         """The links before the first round."""

@@ -23,6 +23,10 @@ from fedadc.system.user_code import load_object
 
 T = TypeVar("T")
 Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
+PLAIN_WORDS = {  # type of a pydantic error -> what the value must be
+    "int_type": "a whole number", "float_type": "a number", "string_type": "a text", "bool_type": "true or false",
+    "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping of keys",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,9 @@ class Schema:
             else:
                 self._reject_key(cls, key, fields, where)
         for name, f in fields.items():
-            require(not _is_required(f) or name in values, f"{f'{where}.{name}' if where else name} is missing.")
+            if _is_required(f) and name not in values:
+                example = f"; write e.g. {name}: {f.metadata['example']}" if "example" in f.metadata else ""
+                raise FedadcError(f"{f'{where}.{name}' if where else name} is missing{example}.")
         try:
             return cls(**values)
         except FedadcError:
@@ -111,6 +117,8 @@ class Schema:
         reason = getattr(cls, "refused", {}).get(key)
         if reason is not None:
             raise FedadcError(f"{where}.{key} is not supported here: {reason}.")
+        if not fields:
+            raise FedadcError(f"{where}: key {str(key)!r} is unknown; there are no settings here, remove it.")
         raise unknown(f"{where}: key" if where else "key", key, fields)
 
     def dump(self, value: Any) -> Any:
@@ -139,9 +147,14 @@ def leaf(hint: Any, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        inside = "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in first["loc"] if isinstance(i, int))
-        raise FedadcError(f"{where}{inside}: {_lower(first['msg'])}, not {_show(value)}.") from error
+        first, *others = error.errors()
+        inside = _indices(first["loc"])
+        kinds = [e["type"] for e in (first, *others) if _indices(e["loc"]) == inside]  # several for a union of types
+        if not all(kind in PLAIN_WORDS for kind in kinds):
+            raise FedadcError(f"{where}{inside}: {_lower(first['msg'])}, not {_show(value)}.") from error
+        plain = " or ".join(dict.fromkeys(PLAIN_WORDS[kind] for kind in kinds))
+        shown = _show(first["input"] if inside else value)
+        raise FedadcError(f"{where}{inside} must be {plain}, not {shown}.") from error
     except PydanticSchemaGenerationError:
         return value  # a user-defined type: its constructor checks the value
 
@@ -168,6 +181,10 @@ def _without_none(hint: Any) -> Any:
         if len(others) == 1:
             return others[0]
     return hint
+
+
+def _indices(location: Sequence[int | str]) -> str:
+    return "".join(f"[{i}]" for i in location if isinstance(i, int))
 
 
 def _lower(text: str) -> str:

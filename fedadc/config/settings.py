@@ -136,10 +136,10 @@ class Config:
     """All settings of a run."""
 
     seed: int = 0
-    rounds: int
+    rounds: int = field(metadata={"example": "60"})
     label: str | None = None  # name of this run in tables and plots
-    data: DataConfig
-    model: ModelConfig
+    data: DataConfig = field(metadata={"example": "{name: digits, clients: 10}"})
+    model: ModelConfig = field(metadata={"example": "{name: mlp, hidden: [64]}"})
     method: Method = field(default_factory=FedAvg)
     objective: Objective = field(default_factory=CrossEntropy)
     local: LocalWork = field(default_factory=LocalWork)

@@ -62,10 +62,6 @@ class Clients:
         """The number of samples of every client."""
         return np.diff(self.offsets)
 
-    def sizes_of(self, clients: Array) -> Array:
-        """The number of samples of the given clients. The cost does not depend on the size of the federation."""
-        return np.asarray(self.offsets[clients + 1] - self.offsets[clients])
-
     def class_counts(self, y: Tensor, classes: int) -> Array:
         """The number of samples per client and class, [clients, classes]."""
         counts = np.empty((len(self), classes), dtype=np.int32 if len(self.indices) < 2**31 else np.int64)

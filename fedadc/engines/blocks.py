@@ -9,7 +9,7 @@ from fedadc.training.messages import ClientTask
 
 
 def grouped(tasks: Sequence[ClientTask], workers: int) -> Iterator[Sequence[ClientTask]]:
-    """Whole blocks of 8 while there is enough work for every worker, then single clients."""
+    """Group tasks into whole blocks of 8 while there is enough work for every worker, then one by one."""
     left = sum(task.steps for task in tasks)
     for start in range(0, len(tasks), BLOCK):
         block = tasks[start : start + BLOCK]

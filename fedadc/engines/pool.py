@@ -53,7 +53,7 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """So many processes; answers are kept under the number of their job until they are taken."""
+    """A fixed number of worker processes. Answers are kept under the number of their job until they are taken."""
 
     def __init__(self, count: int, device: torch.device, setup: Callable[[], WorkerSetup], slots: Slots) -> None:
         self.count, self.device = count, device
@@ -114,7 +114,7 @@ class WorkerPool:
         self._deaths = 0
 
     def forget_counting(self) -> None:
-        """Jobs of an evaluation that nobody waits for any more are not done again."""
+        """Give up repeating the jobs of an evaluation that is no longer waited for."""
         self._again = deque(a for a in self._again if isinstance(a.job, TrainingJob))
 
     def _replace(self, worker: WorkerProcess) -> None:

@@ -12,7 +12,7 @@ from fedadc.engines.shared_memory import SharedTensors
 
 
 class SharedData:
-    """Sent to a process that is being started, it is the same memory there."""
+    """All samples and client indices, in memory that a process which receives this object shares."""
 
     def __init__(self, data: Dataset, clients: Clients) -> None:
         splits = data.splits()

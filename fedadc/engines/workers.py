@@ -30,8 +30,8 @@ from fedadc.training.local import ClientContext
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 
 
-def shared(data: Dataset, clients: Clients) -> SharedData:
-    """The data in shared memory; worker processes import what they need while it is copied."""
+def share_data(data: Dataset, clients: Clients) -> SharedData:
+    """Copy the data to shared memory; worker processes import what they need in the meantime."""
     require_may_start_processes()
     start_process_server(PRELOADED)
     return SharedData(data, clients)
@@ -81,7 +81,7 @@ class Workers:
             self._training = False
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
-        """Workers that have nothing to train begin to count even before the counts are asked for."""
+        """Count predictions. Workers without a client to train begin even before the counts are asked for."""
         self._publish({EVALUATED: theta})
         self._pool.forget_counting()  # of another evaluation
         self._to_count = deque(CountingJob(self._version, batch) for batch in batches)
@@ -145,13 +145,13 @@ class Workers:
         self._version += 1
         views = self._published.views()
         for name, vector in vectors.items():
-            alike = views[name].shape == vector.shape and views[name].dtype == vector.dtype
-            require(alike, f"the server's {name} must keep its shape and type to be sent to workers.")
+            if views[name].shape != vector.shape or views[name].dtype != vector.dtype:
+                raise FedadcError(f"the server's {name} must keep its shape and type to be sent to workers.")
             views[name].copy_(vector)
 
     def _setup(self) -> WorkerSetup:
-        nobody = Clients(np.zeros(0, int), np.zeros(1, int))
-        context = replace(self.context, train=_empty(self.context.train), clients=nobody)
+        no_clients = Clients(np.zeros(0, int), np.zeros(1, int))
+        context = replace(self.context, train=_empty(self.context.train), clients=no_clients)
         splits = {name: _empty(samples) for name, samples in self.counter.splits.items()}
         try:
             pickled = pickle.dumps((context, replace(self.counter, splits=splits)))

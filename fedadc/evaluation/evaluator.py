@@ -130,7 +130,7 @@ def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:
 def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:
     """End after the first round that reaches an accuracy: on validation data where there is some, else on test data.
 
-    Of the clients' own models, where there is no global one.
+    Where there is no global model, the accuracy of the clients' own models counts.
     """
     for result in stream:
         yield result

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from fedadc.errors import require
+from fedadc.errors import require, require_new_names
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector
 from fedadc.objectives import CrossEntropy, Objective
@@ -22,6 +22,7 @@ from fedadc.views.local import Local
 from fedadc.views.round_info import RoundInfo
 from fedadc.views.setup import Setup
 
+RENAMED = {"personalised": "personalized"}  # attributes of 0.1
 Gradient = Callable[[Vector], Vector]  # point -> the gradient at that point; the next call overwrites it: clone to keep
 
 
@@ -39,6 +40,9 @@ class Method:
     federated: ClassVar[bool] = True  # False: nothing is sent, and the clients' own models are evaluated
     personalized: ClassVar[bool] = False  # True: each client has its own model, evaluated on its own test share
     refused: ClassVar[Mapping[str, str]] = {}  # config keys that users may expect -> why there is no such key
+
+    def __init_subclass__(cls) -> None:
+        require_new_names(cls, "Method", RENAMED)
 
     @property
     def headless(self) -> bool:

@@ -1,7 +1,7 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II): control variates correct the drift of every step.
 
-K is the client's own number of steps and lr the rate it used, so delta / (K lr) is its mean gradient. Local momentum
-is refused because it would inflate delta.
+H is the client's own number of local steps (K in its paper) and lr the rate it used, so delta / (H lr) is its mean
+gradient. Local momentum is refused because it would inflate delta.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scaffold(Method):
     def check(self, setup: Setup) -> None:
         require(
             setup.local.momentum == 0,
-            "method scaffold uses delta / (K lr) as the mean gradient of a round, which local momentum would inflate; "
+            "method scaffold uses delta / (H lr) as the mean gradient of a round, which local momentum would inflate; "
             "set local.momentum to 0.",
         )
 

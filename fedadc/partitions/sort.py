@@ -14,9 +14,9 @@ from fedadc.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class SortAndPartition(Partition):
-    """Sort by label, cut into blocks, give s blocks of different labels to each client (section IV-B).
+    """Sort by label, cut into blocks, give each client blocks of labels_per_client different labels (section IV-B).
 
-    Every client has exactly s different labels; blocks of one class differ by at most one sample. The number of blocks
+    Every client has exactly that many labels; blocks of one class differ by at most one sample. The number of blocks
     of a class is proportional to its size, so clients have nearly equal sizes even if classes do not.
     """
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps
 from fedadc.data.dataset import Array, Normalization, Samples
-from fedadc.errors import Diverged, require
+from fedadc.errors import Diverged, require, unknown
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedProx, Method
 from fedadc.models.flat import FlatModel
@@ -27,7 +27,6 @@ from fedadc.training.local import ClientContext, local_update
 from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.views.local_work import LocalWork
 
-REGULARIZERS = ("none", "prox", "confidence")
 LAYERS = ("head", "all")
 ROUND = 0  # training rounds start at 1, so calibration has its own random numbers
 Layers = Literal["head", "all"]
@@ -47,13 +46,16 @@ class Calibration:
 
     def method(self, regularizer: str) -> Method:
         """The method whose local work has this regularizer."""
-        methods: dict[str, Callable[[], Method]] = {
-            "none": FedAvg,
-            "prox": lambda: FedProx(mu=self.mu),
-            "confidence": lambda: FedAvg(objective=SelfConfidence(lam=self.lam)),
-        }
-        require(regularizer in methods, f"regularizer must be none, prox or confidence, not {regularizer!r}.")
-        return methods[regularizer]()
+        if regularizer not in REGULARIZERS:
+            raise unknown("regularizer", regularizer, REGULARIZERS)
+        return REGULARIZERS[regularizer](self)
+
+
+REGULARIZERS: dict[str, Callable[[Calibration], Method]] = {
+    "none": lambda _: FedAvg(),
+    "prox": lambda calibration: FedProx(mu=calibration.mu),
+    "confidence": lambda calibration: FedAvg(objective=SelfConfidence(lam=calibration.lam)),
+}
 
 
 def calibration_work(local: LocalWork, epochs: int = 2, lr: float | None = None) -> LocalWork:

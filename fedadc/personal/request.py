@@ -10,6 +10,7 @@ from fedadc.config.settings import Config
 from fedadc.errors import require
 from fedadc.personal.calibrate import Calibration, Layers, calibration_work
 from fedadc.runs.layout import PERSONAL
+from fedadc.views.local_work import MOST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,13 @@ class Request:
     lr: float | None = None  # None: the run's local.lr
     mu: float | None = None
     lam: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.epochs <= MOST, f"epochs must be at least 1 and at most {MOST}, not {self.epochs} (--epochs)."
+        )
+        if self.lr is not None:
+            require(0 < self.lr <= 1e30, f"lr must be positive and at most 1e30, not {self.lr} (--lr).")
 
     def calibration(self, config: Config) -> Calibration:
         """How the clients of a run with this config tune their models."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +23,14 @@ from fedadc.config.settings import Checkpointing
 from fedadc.errors import CannotResume, FedadcError, require
 from fedadc.federation import Federation
 from fedadc.models.vectors import State, canonical
-from fedadc.runs.layout import CHECKPOINT_FILE, CLIENT_STATES, METRICS, checkpoint_name, client_state_file
+from fedadc.runs.layout import (
+    CHECKPOINT_FILE,
+    CLIENT_STATE_FILE,
+    CLIENT_STATES,
+    METRICS,
+    checkpoint_name,
+    client_state_file,
+)
 from fedadc.runs.manifest import (
     EMPTY_PREFIX,
     FORMAT,
@@ -70,7 +76,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
         require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
-        self.states = StateFolder.at(self.folder / CLIENT_STATES)
+        self.states = StateFolder.at(self.folder / CLIENT_STATES, CLIENT_STATE_FILE)
         self._kept: list[Manifest] = []  # the newest first
 
     @property
@@ -117,7 +123,7 @@ class Checkpoints:
         return [(client, handle.round, checksums[names[client]]) for client, handle in handles.items()]
 
     def _delete_old(self) -> None:
-        """Delete checkpoints except the last two, and client states that neither names and nobody uses."""
+        """Delete checkpoints except the last two, and client states that neither names and that have no user."""
         names = {m.name for m in self._kept}
         for file in sorted(self.folder.iterdir()):  # a manifest is deleted before the files it names
             if CHECKPOINT_FILE.fullmatch(file.name) and file.name.partition(".")[0] not in names:
@@ -131,13 +137,9 @@ class Checkpoints:
             self._kept += [m for path, round in found if round < self.round and (m := self._if_good(path))][: KEPT - 1]
             if len(self._kept) == KEPT:
                 self._delete_old()
-        with suppress(UnusableCheckpoint):  # nobody knows which states a damaged manifest names
+        with suppress(UnusableCheckpoint):  # it is unknown which states a damaged manifest names
             manifests = [decode(read_file(path)) for path, _ in self._found()]
             self.states.prune({file for m in manifests for file in m.state_files()})
-
-    def delete_all(self) -> None:
-        """Delete every checkpoint of a run that is given up."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _if_good(self, path: Path) -> Manifest | None:
         with suppress(UnusableCheckpoint, OSError):
@@ -236,7 +238,7 @@ def _under(prefix: str, state: State) -> State:
 
 
 def _data_checksum(federation: Federation) -> str:
-    """Covers all samples, the partition, and the parts of the model that are not trained."""
+    """A checksum of all samples, the partition, and the parts of the model that are not trained."""
     digest = hashlib.sha256()
     for name, samples in federation.data.splits().items():
         for tensor in (samples.x, samples.y):

@@ -30,6 +30,7 @@ from fedadc.runs.layout import (
     PARTIAL,
     REPLACED,
     STATES,
+    is_checkpoints,
     is_personal,
     model_file,
 )
@@ -257,7 +258,9 @@ class RunDirectory:
             for file in folder_contents(self.path):
                 if file.is_file() and _is_run_file(file):
                     file.unlink()
-            self.checkpoints.delete_all()
+            for folder in (self.checkpoints.states.path, self.checkpoints.folder):
+                with suppress(OSError):
+                    folder.rmdir()  # if it is empty, as it should be: no round was finished
             remove_temporary_folders(self.path)
             self._restore_old_run()
         self._resources.close()
@@ -333,7 +336,7 @@ def folder_contents(path: Path) -> list[Path]:
 def _is_run_file(file: Path) -> bool:
     """True if a file or folder in a run directory was written by fedadc."""
     if file.is_dir():
-        return file.name.startswith((STATES, REPLACED)) or file.name == CHECKPOINTS or is_personal(file)
+        return file.name.startswith((STATES, REPLACED)) or is_checkpoints(file) or is_personal(file)
     plain, partial_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
     return plain in (*FILES, LOCK) or file.match(partial_model) or file.name == model_file(model_origin(file)[0])
 

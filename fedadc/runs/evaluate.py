@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fedadc.config.build import prepare
 from fedadc.data.loaders.samples import read_samples
-from fedadc.errors import require
+from fedadc.errors import require, unknown
 from fedadc.evaluation.evaluator import JUDGED_BY
+from fedadc.evaluation.metrics import EXTRA_METRICS
 from fedadc.models.build import read_weights
 from fedadc.runs.layout import METRICS, other_models
 from fedadc.runs.record import read_run, saved_model
@@ -25,6 +26,9 @@ def evaluate_run(
 
     The names of splits begin with the name of the model, except for the model by which the run is judged.
     """
+    for name in metrics:
+        if name not in EXTRA_METRICS:
+            raise unknown("metric", name, EXTRA_METRICS)
     recorded = read_run(path)
     config = recorded.config(without=("method", "objective"))  # user code may be gone; evaluation needs neither
     metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")

@@ -32,17 +32,19 @@ REPLACED = ".replaced-"  # a prefix
 
 CHECKPOINTS = "checkpoints"
 CLIENT_STATES = "clients"  # in CHECKPOINTS
-CHECKPOINT_FILE = re.compile(r"round-(\d{8,})(\.json|\.safetensors)(\.part)?")
+CHECKPOINT_FILE = re.compile(rf"round-(\d{{8,}})(\.json|\.safetensors)({re.escape(PARTIAL)})?")
+CLIENT_STATE_FILE = re.compile(rf"\d+-\d+\.safetensors({re.escape(PARTIAL)})?")  # client-round
 
 PERSONAL = "personal"
 PERSONAL_TABLE, PERSONAL_SUMMARY, PERSONAL_PLOT = "clients.csv", "summary.json", "personal.png"
 PERSONAL_MODELS = ("none", "prox", "confidence", "own")  # folders: the regularizer, or the method's own models
-PERSONAL_FILE = re.compile(r"client-\d{5,}\.safetensors(\.part)?")
+PERSONAL_FILE = re.compile(rf"client-\d{{5,}}\.safetensors({re.escape(PARTIAL)})?")
 
 __all__ = [
     "CHECKPOINTS",
     "CHECKPOINT_FILE",
     "CLIENT_STATES",
+    "CLIENT_STATE_FILE",
     "CONFIG",
     "ENVIRONMENT",
     "LOCK",
@@ -60,6 +62,7 @@ __all__ = [
     "checkpoint_name",
     "client_state_file",
     "foreign_in_personal",
+    "is_checkpoints",
     "is_personal",
     "model_file",
     "other_models",
@@ -89,6 +92,16 @@ def client_state_file(client: int, round: int) -> str:
 
 def personal_file(client: int) -> str:
     return f"client-{client:05d}.safetensors"
+
+
+def is_checkpoints(folder: Path) -> bool:
+    """True if a folder below a run has checkpoints and nothing else."""
+    if folder.name != CHECKPOINTS or not folder.is_dir():
+        return False
+    states = folder / CLIENT_STATES
+    own = [file.is_file() and CHECKPOINT_FILE.fullmatch(file.name) for file in folder.iterdir() if file != states]
+    own += [CLIENT_STATE_FILE.fullmatch(file.name) for file in states.iterdir()] if states.is_dir() else []
+    return all(own)
 
 
 def is_personal(folder: Path) -> bool:

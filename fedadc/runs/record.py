@@ -45,8 +45,8 @@ def saved_model(run: RecordedRun, name: str | None = None) -> Path:
         if name is None:
             reason = "the run has not finished, or its method has no global model (local_only)"
         else:
-            others = list(other_models(run.path))
-            reason = f"the other models of this run are: {', '.join(others) or 'none'}"
+            others = ", ".join(other_models(run.path))
+            reason = f"the other models of this run are: {others}" if others else "this run has no other models"
         raise FedadcError(f"{run.path} has no {file.name}: {reason}.")
     round, last = model_origin(file)[1], run.records[-1]["round"]
     if round not in (last, 0):  # 0: the file was not saved by a run

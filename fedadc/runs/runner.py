@@ -107,10 +107,10 @@ def resume(
 ) -> RunResult:
     """Resume the run in a directory from its own config; a larger `rounds=N` in the overrides extends it."""
     path = Path(path)
-    require(_original_config(path) is not None, f"{path} holds no run to resume.")
+    config = config_file(path)
     facts = read_facts(path)
     return run(
-        path / CONFIG,
+        config,
         overrides,
         out=path,
         resume=True,
@@ -121,6 +121,13 @@ def resume(
         watch=watch,
         notes=notes,
     )
+
+
+def config_file(path: Path) -> Path:
+    """The config of the run in a directory, from which the run can be resumed."""
+    require(path.is_dir(), f"there is no run directory {path}.")
+    require((path / CONFIG).is_file(), f"{path} is not a run directory: it has no {CONFIG}.")
+    return path / CONFIG
 
 
 def _original_config(path: Path) -> Config | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fedadc.errors import require
+from fedadc.errors import FedadcError, require
 from fedadc.models.vectors import State
 from fedadc.training.messages import ClientResult
 
@@ -53,8 +53,8 @@ class OrderedMean:
         counted = [result for result in part.results if result.finite]
         if not counted:
             return
-        missing = [key for key in self._tracked if key not in part.sum]
-        require(not missing, f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(part.sum)}.")
+        if missing := [key for key in self._tracked if key not in part.sum]:
+            raise FedadcError(f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(part.sum)}.")
         for result in counted:
             self.count += 1
             self._weights += result.weight

@@ -1,6 +1,6 @@
 """The clients' states between rounds: in memory, and in files once they exceed a budget.
 
-A state never changes. A round makes new ones; those of earlier rounds are kept while somebody has a handle on them, so
+A state never changes. A round makes new ones; those of earlier rounds are kept while a handle on them exists, so
 a run can continue from any of them.
 """
 

@@ -31,22 +31,24 @@ class Faults:
             f"faults.drop and faults.slow are shares of one cohort, so their sum is at most 1, not "
             f"{self.drop + self.slow:g}.",
         )
-        require(self.bad_update in ("skip", "stop"), f"faults.bad_update is skip or stop, not {self.bad_update!r}.")
+        require(
+            self.bad_update in ("skip", "stop"), f"faults.bad_update must be skip or stop, not {self.bad_update!r}."
+        )
 
     def draw(self, cohort: Array, steps: Array, seed: int, round: int) -> tuple[Array, Array, Array]:
-        """Which clients of a cohort never report, which are slow, and the steps of each.
+        """Draw which clients of a cohort never report, which are slow, and the steps of each.
 
         A share that is no whole number of clients is rounded up or down at random, so that it is right on average. All
         depends on seed, round and cohort alone: every method meets the same faults.
         """
-        nobody = np.zeros(len(cohort), dtype=bool)
+        none = np.zeros(len(cohort), dtype=bool)
         if not self.drop and not self.slow:
-            return nobody, nobody, steps
+            return none, none, steps
         rng = generator(seed, "faults", round)
         order, carry, many = rng.permutation(len(cohort)), rng.random(), len(cohort)
         first = min(many, int(self.drop * many + carry))
         last = min(many, int((self.drop + self.slow) * many + carry))
-        dropped, slow = nobody.copy(), nobody.copy()
+        dropped, slow = none.copy(), none.copy()
         dropped[order[:first]], slow[order[first:last]] = True, True
         slow &= steps > 1  # every client does at least one step
         steps = steps.copy()

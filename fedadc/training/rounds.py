@@ -47,12 +47,12 @@ class Training:
 
     @property
     def clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return len(self.client_sizes)
 
 
 def train(training: Training, rounds: int, state: RunState) -> Iterator[Round]:
-    """Rounds state.round + 1 ... rounds."""
+    """Train the rounds from state.round + 1 to `rounds`, and yield the result of each."""
     horizon = state.horizon or rounds
     for t in range(state.round + 1, rounds + 1):
         versions = _versions(state)
@@ -102,7 +102,7 @@ def _cohort_order(cohort: Array, steps: Array) -> Array:
 
 
 def _tasks(training: Training, cohort: Array, steps: Mapping[int, int], state: RunState) -> list[ClientTask]:
-    """One for each client of a cohort that will report, in cohort order."""
+    """A task for each client of a cohort that will report, in cohort order."""
     by_samples = training.weighting == "samples"
     weights = training.client_sizes[cohort].tolist() if by_samples else [1.0] * len(cohort)
     return [
@@ -164,7 +164,9 @@ def with_events(stream: Iterable[Round], take_events: Callable[[], tuple[str, ..
 
 def _require_may_skip(faults: Faults, where: str) -> None:
     if faults.bad_update == "stop":
-        raise Diverged(f"{where}: its update is not finite; faults.bad_update=skip would go on without it, or {ADVICE}")
+        raise Diverged(
+            f"{where}: its update is not finite; faults.bad_update=skip would continue without it, or {ADVICE}"
+        )
 
 
 def _versions(state: RunState) -> list[int]:

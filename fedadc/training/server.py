@@ -18,7 +18,7 @@ ADVICE = "lower local.lr or set local.clip."
 
 @dataclass(frozen=True)
 class Server:
-    """Its state has the vectors of the method, the objective and the ensembles, by name."""
+    """The server of a run. Its state has the vectors of the method, the objective and the ensembles, by name."""
 
     method: Method
     ensembles: Ensembles

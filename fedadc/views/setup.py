@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
 from fedadc.data.dataset import Array
+from fedadc.errors import FedadcError
 from fedadc.models.flat import FlatModel
 from fedadc.views.local_work import LocalWork
 
@@ -22,3 +24,9 @@ class Setup:
     weighting: str  # how uploads are weighted in the mean: "uniform" or "samples"
     exact_uplink: bool  # True if the server receives every delta bit for bit
     resets_theta: bool  # True if an ensemble resets the global model (lookahead with reset)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for an attribute that a Setup does not have."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise FedadcError(f"check uses setup.{name}, but a Setup has only {', '.join(f.name for f in fields(self))}.")

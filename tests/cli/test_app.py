@@ -238,7 +238,7 @@ def test_evaluate_with_more_metrics_and_other_data(call: Call, tmp_path: Path) -
     np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 7), dtype=np.uint8), y=np.arange(3))
     refused(call("evaluate", "a", "--data", "wrong.npz"), "trained on [1, 8, 8]")
     refused(call("evaluate", "a", "--data", "absent.npz"), "absent.npz")
-    refused(call("evaluate", "a", "--metrics", "top6"), "did you mean 'top5'?")
+    refused(call("evaluate", "a", "--metrics", "top6"), "error: metric 'top6' is unknown; did you mean 'top5'?")
     (tmp_path / "a/model.safetensors").write_bytes(b"nonsense")
     refused(call("evaluate", "a"), "not a safetensors file")
     (tmp_path / "a/model.safetensors").unlink()
@@ -320,6 +320,9 @@ def test_list_shows_settings_with_their_defaults(call: Call) -> None:
         (["compare", "absent"], "absent"),
         (["data", "show", "absent.yaml"], "absent.yaml"),
         (["data", "get", "mnits"], "did you mean 'mnist'?"),
+        (["data", "get", "digits"], "needs no download; it is part of the package"),
+        (["resume", "nowhere"], "there is no run directory nowhere"),
+        (["resume", "."], ". is not a run directory: it has no config.yaml"),
         (["data", "get", "mnist", "--from", "absent", "--data-dir", "d"], "absent"),
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else "",
@@ -457,8 +460,11 @@ def test_the_demo_shows_what_the_paper_claims(tmp_path: Path) -> None:
         (("list", "method"), "did you mean 'methods'?"),
         (("run",), "Missing argument 'config'"),
         (("run", "small.yaml", "--seed", "abc"), "--seed"),
-        (("frob",), "No such command 'frob'"),
+        (("list",), "see `fedadc list --help`."),
+        (("data", "get"), "see `fedadc data get --help`."),
+        (("frob",), "No such command 'frob'; see `fedadc --help`."),
         (("run", "small.yaml", "--sed", "1"), "--seed"),
+        (("run", "small.yaml", "seed=2", "--seed", "1"), "use --seed or seed=N, not both"),
     ],
 )
 def test_usage_errors_are_one_sentence_too(call: Any, words: tuple[str, ...], fragment: str) -> None:

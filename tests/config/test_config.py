@@ -253,6 +253,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("model.hiden", [3], "did you mean 'hidden'?"),
     ("method.name", "fedadcc", "did you mean 'fedadc'?"),
     ("method.betta", 0.9, "did you mean 'beta'?"),
+    ("method", {"name": "fedavg", "beta": 0.9}, "key 'beta' is unknown; there are no settings here, remove it."),
     ("objective.name", "crossentropy", "did you mean 'cross_entropy'?"),
     ("local.schedule", "cosin", "did you mean 'cosine'?"),
     ("evaluate.metrics", ["top_5"], "did you mean 'top5'?"),
@@ -260,13 +261,13 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("model.init", "xavier", "'kaiming'"),
     ("method", {"name": "fedadc_double", "nesterov": True}, "no Nesterov form"),
     # types
-    ("rounds", True, "rounds: input should be a valid integer, not True"),
-    ("rounds", "60", "rounds: input should be a valid integer, not '60'"),
-    ("rounds", 3.0, "rounds: input should be a valid integer"),
-    ("rounds", None, "rounds"),
-    ("local.lr", "0.1", "local.lr: input should be a valid number"),
-    ("local.lr", True, "local.lr: input should be a valid number"),
-    ("method.nesterov", 1, "method.nesterov"),
+    ("rounds", True, "rounds must be a whole number, not True"),
+    ("rounds", "60", "rounds must be a whole number, not '60'"),
+    ("rounds", 3.0, "rounds must be a whole number, not 3.0"),
+    ("rounds", None, "rounds must be a whole number"),
+    ("local.lr", "0.1", "local.lr must be a number"),
+    ("local.lr", True, "local.lr must be a number"),
+    ("method.nesterov", 1, "method.nesterov must be true or false, not 1"),
     ("method.beta", [0.9], "method.beta"),
     ("local", [1], "local must be a mapping"),
     ("data", "digits", "data.clients is missing"),
@@ -274,11 +275,12 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("method", ["fedavg"], "method must be a name"),
     ("method", {"beta": 0.9}, "method.name is missing"),
     ("method.name", 3, "method.name must be a string"),
-    ("model.hidden", 64, "model.hidden"),
-    ("model.hidden", [64, "a"], "model.hidden[1]"),
-    ("model.hidden", [True], "model.hidden[0]"),
+    ("model.hidden", 64, "model.hidden must be a list, not 64"),
+    ("data.test", [0.2], "data.test must be a number or a text, not [0.2]"),
+    ("model.hidden", [64, "a"], "model.hidden[1] must be a whole number, not 'a'"),
+    ("model.hidden", [True], "model.hidden[0] must be a whole number"),
     ("evaluate.metrics", "top5", "evaluate.metrics"),
-    ("label", 3, "label"),
+    ("label", 3, "label must be a text, not 3"),
     # values
     ("rounds", 0, "rounds must be at least 1"),
     ("rounds", -1, "rounds must be at least 1"),
@@ -440,7 +442,9 @@ def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
 def test_missing_required_keys_are_named(key: str) -> None:
     tree = yaml.safe_load(README)
     del tree[key]
-    assert f"{key} is missing" in refusal(tree)
+    assert f"{key} is missing; write e.g. {key}: " in refusal(tree)
+    example = refusal(tree).partition("e.g. ")[2].removesuffix(".")
+    load_config(tree | yaml.safe_load(example))
 
 
 # --- user-defined classes --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Workers that are killed for real: others take their place, the result is the same, and the event is told."""
+"""Workers that are killed for real: others take their place, the result is the same, and the event is recorded."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def outcome(stream: Any) -> tuple[Any, ...]:
     rounds = list(stream)
     last = rounds[-1].state
     clients = {k: {n: v.tolist() for n, v in state.items()} for k, state in last.clients.items()}
-    told = [(r.train_loss, r.metrics, r.cohort, r.bytes_up) for r in rounds]
-    return last.theta.tolist(), {n: v.tolist() for n, v in last.server.items()}, clients, told
+    records = [(r.train_loss, r.metrics, r.cohort, r.bytes_up) for r in rounds]
+    return last.theta.tolist(), {n: v.tolist() for n, v in last.server.items()}, clients, records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Any number of worker processes gives the bits of one process; what goes wrong in a worker is told; nobody is left."""
+"""Any number of worker processes gives the bits of one process; a worker's errors are reported; no process is left."""
 
 from __future__ import annotations
 

@@ -123,9 +123,9 @@ def measure(
 
 
 def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
-    examiner = MetricCounter(model, parts, Inputs(Normalization(), torch.float64), 3, evaluation or Evaluation())
+    counter = MetricCounter(model, parts, Inputs(Normalization(), torch.float64), 3, evaluation or Evaluation())
     return Evaluator(
-        FedAvg(), Ensembles(), 1, examiner, lambda theta, cuts: [examiner.count(theta, cut) for cut in cuts]
+        FedAvg(), Ensembles(), 1, counter, lambda theta, batches: [counter.count(theta, batch) for batch in batches]
     )
 
 

@@ -14,6 +14,7 @@ import yaml
 from torch.nn.utils import vector_to_parameters
 
 from conftest import small_federation
+from fedadc.communication.downlinks import Pull
 from fedadc.config.build import prepare
 from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError
@@ -370,3 +371,19 @@ def test_augmentation_changes_the_teacher_path_but_not_determinism(objective: st
     first, second = run(augmented), run(augmented)
     assert torch.equal(first.state.theta, second.state.theta)
     assert not torch.equal(first.state.theta, run(config).state.theta)
+
+
+def test_names_of_an_earlier_version_are_refused_with_the_new_ones() -> None:
+    with pytest.raises(FedadcError, match=r"Old\.personalised: Method\.personalised is now called personalized"):
+        type("Old", (FedAvg,), {"personalised": True})
+    with pytest.raises(FedadcError, match="looks_around is now called needs_neighboring_cohorts"):
+        type("Old", (Pull,), {"looks_around": True})
+
+
+def test_check_with_attributes_of_the_federation_is_refused() -> None:
+    class Old(FedAvg):
+        def check(self, setup: Any) -> None:
+            assert setup.data  # of 0.1, where it was the federation
+
+    with pytest.raises(FedadcError, match=r"check uses setup\.data, but a Setup has only model, example, local"):
+        Federation(model=torch.nn.Linear(5, 4).double(), data=small_federation(), method=Old())

@@ -611,13 +611,13 @@ def test_new_data_from_a_csv_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lr": float("nan")}, "lr must be positive"),
-        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"lr": float("nan")}, r"^lr must be positive .*--lr"),
+        ({"epochs": 0}, r"^epochs must be at least 1 .*--epochs"),
         ({"lam": 2.0}, r"lam must be in \[0, 1\]"),
         ({"mu": -1.0}, "mu must be at least 0"),
-        ({"regularizers": ["l2"]}, "none, prox or confidence, not 'l2'"),
+        ({"regularizers": ["l2"]}, "regularizer 'l2' is unknown; choose from: confidence, none, prox"),
         ({"layers": "tail"}, "head or all, not 'tail'"),
-        ({"model": "server"}, "has no model-server.safetensors: the other models of this run are: none"),
+        ({"model": "server"}, "has no model-server.safetensors: this run has no other models"),
         ({"color": 1}, "no argument color"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checkpoints and how a run goes on from them: the same bits for every method; damage is told, and survived."""
+"""Checkpoints and resuming from them: the same bits for every method; damage is reported, and survived."""
 
 from __future__ import annotations
 
@@ -178,11 +178,12 @@ def test_what_is_no_run_does_not_go_on(files: list[str], tmp_path: Path) -> None
             file.unlink() if file.is_file() else shutil.rmtree(file)
     (tmp_path / "a" / files[0]).touch()
     before = contents(tmp_path / "a")
-    for call in (lambda: fedadc.run(CONFIG, out=tmp_path / "a", resume=True), lambda: fedadc.resume(tmp_path / "a")):
-        with pytest.raises(FedadcError, match=r"has no config\.yaml|not part of a run"):
-            call()
+    with pytest.raises(FedadcError, match=r"has no config\.yaml|not part of a run"):
+        fedadc.run(CONFIG, out=tmp_path / "a", resume=True)
+    with pytest.raises(FedadcError, match=r"is not a run directory: it has no config\.yaml\.$"):
+        fedadc.resume(tmp_path / "a")
     assert contents(tmp_path / "a") == before
-    with pytest.raises(FedadcError, match="holds no run"):
+    with pytest.raises(FedadcError, match="there is no run directory"):
         fedadc.resume(tmp_path / "absent")
 
 

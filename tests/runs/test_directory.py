@@ -120,6 +120,23 @@ def test_only_files_written_by_fedadc_are_deleted(tmp_path: Path) -> None:
     assert sorted(p.name for p in mine.glob("round-0*.json")) == ["round-00000003.json", "round-00000004.json"]
 
 
+def test_files_of_the_user_in_folders_of_a_run_stay(tmp_path: Path) -> None:
+    """`resume` leaves them alone, and `overwrite` is refused while there are any."""
+    place = tmp_path / "run"
+    fedadc.run({**CONFIG, "rounds": 2}, out=place)
+    mine = [place / "fedadc-states-mine" / "notes.txt", place / "work.part" / "a.txt", place / "checkpoints" / "b.txt"]
+    for file in mine:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("years of work")
+    (place / "fedadc-states-mine" / "7.safetensors").touch()  # of a killed process
+    fedadc.resume(place, "rounds=3")
+    assert all(file.read_text() == "years of work" for file in mine)
+    assert not (place / "fedadc-states-mine" / "7.safetensors").exists()
+    with pytest.raises(FedadcError, match=r"checkpoints.* not part of a run"):
+        fedadc.run({**CONFIG, "rounds": 2}, out=place, overwrite=True)
+    assert all(file.read_text() == "years of work" for file in mine)
+
+
 @pytest.mark.parametrize("how", ["gone", "dangling", "older"])
 def test_a_run_without_its_checkpoints_is_not_restarted(how: str, tmp_path: Path) -> None:
     run_with_snapshots(CONFIG, tmp_path / "whole", {4})
@@ -244,7 +261,7 @@ def test_after_divergence_no_resume_is_suggested(settings: Any, words: str, tmp_
     with pytest.raises(FedadcError, match=r"local\.lr or set local\.clip") as caught:
         fedadc.run({**config, "rounds": 50}, out=tmp_path / "a", notes=messages.append)
     assert messages == [] or (words in messages[-1] and "fedadc resume" not in messages[-1])
-    assert ("faults.bad_update=skip would go on" in str(caught.value)) == bool(settings)
+    assert ("faults.bad_update=skip would continue" in str(caught.value)) == bool(settings)
 
 
 def test_a_checkpoint_is_kept_if_the_model_cannot_be_written(tmp_path: Path) -> None:

@@ -110,10 +110,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    told = fill_the_disk(tmp_path / "full")
-    if "not possible" in told:
-        pytest.skip(told)
-    assert "no bit differs" in told
+    report = fill_the_disk(tmp_path / "full")
+    if "not possible" in report:
+        pytest.skip(report)
+    assert "no bit differs" in report
 
 
 COSINE = {"name": "cosine", "final": 0.1}

@@ -483,7 +483,7 @@ def test_a_numpy_integer_is_a_client_too() -> None:
     assert np.int64(3) in states
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="Linux tells what is mapped")
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="needs /proc of Linux")
 def test_a_state_that_was_read_needs_its_file_no_more(folder: Path) -> None:
     store = Store(Storage(memory_gb=0, folder=str(folder)))
     state = store.read(store.keep(states_of(1)[0]))
@@ -491,13 +491,13 @@ def test_a_state_that_was_read_needs_its_file_no_more(folder: Path) -> None:
 
 
 def test_the_end_of_a_store_is_no_warning(folder: Path) -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = Store(Storage(memory_gb=0, folder=str(folder)))
         store.keep(states_of(1)[0])
         del store
         gc.collect()
-    assert list(folder.iterdir()) == [] and told == []
+    assert list(folder.iterdir()) == [] and caught == []
 
 
 def test_a_missing_folder_is_found_before_an_old_run_is_replaced(call: Call, tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_a_larger_share_drops_the_same_clients_and_more() -> None:
 def test_every_method_meets_the_same_faults() -> None:
     faults = Faults(drop=0.3, slow=0.4)
     runs = [finished(federation(METHODS[name](), faults), 4) for name in ("fedavg", "fedadc", "scaffold")]
-    told = [[(r.cohort, r.dropped, r.slow) for r in rounds] for rounds in runs]
-    assert told[0] == told[1] == told[2] and any(r.dropped and r.slow for r in runs[0])
+    faults_of = [[(r.cohort, r.dropped, r.slow) for r in rounds] for rounds in runs]
+    assert faults_of[0] == faults_of[1] == faults_of[2] and any(r.dropped and r.slow for r in runs[0])
 
 
 @pytest.mark.parametrize(
@@ -155,34 +155,34 @@ def test_a_round_without_reports_changes_nothing(name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tells(FedAvg):
-    """Keeps what a client was told at its first step, and how many it did."""
+class RecordsSteps(FedAvg):
+    """Keeps the number of steps that a client is given at its first step, and the number that it does."""
 
     def client_state(self, theta: Any) -> Any:
-        return {"told": torch.zeros(2)}
+        return {"steps": torch.zeros(2)}
 
     def step(self, theta: Any, grad: Any, local: Any) -> Any:
-        local.scratch.setdefault("told", torch.tensor(float(local.steps)))
+        local.scratch.setdefault("given", torch.tensor(float(local.steps)))
         local.scratch["done"] = torch.tensor(local.step + 1.0)
         return super().step(theta, grad, local)
 
     def finish(self, theta: Any, local: Any) -> Any:
-        told = torch.stack([local.scratch["told"], local.scratch["done"]])
-        return super().finish(theta, local)[0], {"told": told}
+        steps = torch.stack([local.scratch["given"], local.scratch["done"]])
+        return super().finish(theta, local)[0], {"steps": steps}
 
 
 def test_a_slow_client_knows_its_own_h_from_the_first_step() -> None:
     work, seen = LocalWork(steps=7, batch_size=3, lr=0.1), 0
-    for done in finished(federation(Tells(), Faults(slow=0.5), local=work), 4):
+    for done in finished(federation(RecordsSteps(), Faults(slow=0.5), local=work), 4):
         for client in done.cohort:
-            told, did = done.state.clients[client]["told"].tolist()
-            assert told == did and (told < 7) == (client in done.slow)
+            given, did = done.state.clients[client]["steps"].tolist()
+            assert given == did and (given < 7) == (client in done.slow)
             seen += client in done.slow
     assert seen == 16
 
 
 def test_a_slow_clients_batches_are_the_first_of_its_whole_round() -> None:
-    """So its result is that of a client that was told fewer steps, not of other data."""
+    """Its result is that of a client with fewer steps, not with other data."""
     trained = federation(FedAvg(), Faults(slow=1.0), local=LocalWork(steps=7, batch_size=3, lr=0.1), cohort=1)
     first = next(trained.rounds(1))
     (client,) = first.cohort

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import fedadc
+from fedadc.runs.layout import CLIENT_STATE_FILE
 from fedadc.training.client_states import Storage, Store, save_states
 from fedadc.training.state_files import FOLDER_PREFIX, StateFolder, remove_temporary_folders
 
@@ -39,7 +40,7 @@ def test_a_temporary_file_is_deleted_with_its_last_user(tmp_path: Path) -> None:
 
 
 def test_a_checkpoints_file_is_deleted_only_by_pruning_and_only_if_neither_named_nor_used(tmp_path: Path) -> None:
-    folder = StateFolder(tmp_path)
+    folder = StateFolder(tmp_path, CLIENT_STATE_FILE)
     put(folder, "0-1.safetensors", "1-1.safetensors", "2-1.safetensors", "3-1.safetensors.part", "notes.txt")
     folder.use("0-1.safetensors")
     folder.use("1-1.safetensors")
@@ -67,7 +68,7 @@ def test_a_forked_copy_deletes_nothing(tmp_path: Path) -> None:
 
 def test_a_saved_state_gives_up_its_temporary_file_and_is_not_written_twice(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
-    store, saved = Store(Storage(memory_gb=0, folder=str(tmp_path))), StateFolder(tmp_path / "saved")
+    store, saved = Store(Storage(memory_gb=0, folder=str(tmp_path))), StateFolder(tmp_path / "saved", CLIENT_STATE_FILE)
     handle = store.keep({"h": torch.arange(3.0)}, round=4)
     (temporary,) = tmp_path.glob(f"{FOLDER_PREFIX}*")
     assert len(list(temporary.iterdir())) == 1

@@ -119,6 +119,7 @@ def check_md5(path: Path, md5: str) -> None:
 
 def get(name: str, data_dir: str | Path | None, origin: str | None = None, progress: Progress | None = None) -> Path:
     """Download, verify and unpack a data set. `origin` is another URL, or a local folder or archive."""
+    require(name != "digits", "data digits needs no download; it is part of the package.")
     if name not in SOURCES:
         raise unknown("data set to download", name, SOURCES)
     source = SOURCES[name]
