@@ -22,7 +22,7 @@ from fedadc.data.dataset import Clients, Dataset
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
-from fedadc.errors import require
+from fedadc.errors import article, require
 from fedadc.evaluation.evaluator import Evaluator, models_of, until
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
@@ -351,7 +351,7 @@ def _inputs_for(model: nn.Module, data: Dataset, channels_last: bool | None, dev
 def _require_types(*arguments: tuple[Any, type, str]) -> None:
     """Check the types of arguments before any of them is used."""
     for value, kind, name in arguments:
-        require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {value!r:.60}.")
+        require(isinstance(value, kind), f"{name} must be {article(kind)}, not {value!r:.60}.")
 
 
 def _cohort_size(cohort: int | float | None, clients: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
-from fedadc.errors import require
+from fedadc.errors import article, require
 from fedadc.models.vectors import State, Vector
 
 
@@ -80,7 +80,7 @@ class Ensembles:
     def __post_init__(self) -> None:
         for (name, value), kind in zip(vars(self).items(), (SWA, EMA, Lookahead), strict=True):
             right = value is None or isinstance(value, kind)
-            require(right, f"ensembles.{name} must be a {kind.__name__}, not {value!r:.60}.")
+            require(right, f"ensembles.{name} must be {article(kind)}, not {value!r:.60}.")
 
     @property
     def averages(self) -> dict[str, Average]:

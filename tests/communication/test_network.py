@@ -362,7 +362,7 @@ def test_clock_values_must_not_change_during_a_run(tmp_path: Path) -> None:
     [
         ({"communication": "overlap"}, "communication must be a Communication, not 'overlap'"),
         ({"clock": 5}, "clock must be a Clock, not 5"),
-        ({"ensembles": {"swa": {}}}, "ensembles must be a Ensembles"),
+        ({"ensembles": {"swa": {}}}, "ensembles must be an Ensembles"),
         ({"method": LocalOnly(), "communication": Communication(uplink=TopK())}, "sends nothing that"),
     ],
 )
