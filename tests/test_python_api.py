@@ -292,7 +292,7 @@ def test_impossible_federations_are_refused(settings: dict[str, Any], fragment: 
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("Normalization", "Normalization"), ("Personalization", "PersonalizationResult")]
+    ("old", "new"), [("Normalisation", "Normalization"), ("Personalisation", "PersonalizationResult")]
 )
 def test_old_names_warn_and_work(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=rf"fedadc\.{old} is now fedadc\.{new}"):
