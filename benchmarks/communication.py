@@ -50,7 +50,7 @@ def vectors(method: fedadc.Method, downlink: Downlink) -> tuple[float, float, fl
     except fedadc.FedadcError as error:
         return str(error)
     rounds = list(federation.rounds(ROUNDS))[1:]  # the first has no past
-    one = COHORT * federation.network.full.get("theta", 1)
+    one = COHORT * federation.coordinator.network.full.get("theta", 1)
     ahead = mean(sum(r.ledger.ahead.values()) for r in rounds)
     return mean(r.bytes_up for r in rounds) / one, mean(r.bytes_down for r in rounds) / one, ahead / one
 

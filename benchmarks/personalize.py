@@ -50,8 +50,8 @@ def cases() -> dict[str, fedadc.Federation]:
 
 def forward(trained: fedadc.Federation) -> None:
     """One pass over all training samples."""
-    place, model = trained.context, trained.model
-    everything = ClientData(place.train, place.clients.indices, place.classes, place.inputs, Augment())
+    place, model = trained.agreement, trained.model
+    everything = ClientData(trained.data.train, trained.clients.indices, place.classes, place.inputs, Augment())
     for batch in everything.in_order(None, trained.counter.evaluation.batch_size):
         model.predict(model.theta, batch.x)
 
@@ -62,7 +62,7 @@ def calibrate(trained: fedadc.Federation, part: TunedPart, regularizers: tuple[s
     tuned = []
     for client in range(CLIENTS):
         features = part.features(trained.data.train, trained.clients[client])
-        tuned.append([calibrated(part, trained.context, client, features, calibration.work, m) for m in methods])
+        tuned.append([calibrated(part, trained.agreement, client, features, calibration.work, m) for m in methods])
     return tuned
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,12 @@ from commands import SMALL, Answer, Call
 from fedadc.cli import app as cli
 from fedadc.data import Dataset, from_clients
 from fedadc.data.dataset import Array
-from fedadc.training.local import ClientContext
+from fedadc.engines.simulated import SimulatedClients
+from fedadc.federation import Federation
+from fedadc.models.vectors import State
+from fedadc.training.aggregate import received
+from fedadc.training.local import local_update
+from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
@@ -36,9 +42,28 @@ def small_federation(seed: int = 0, clients: int = 6, features: int = 5, classes
     return from_clients(shares, test)
 
 
-def steps_of(context: ClientContext, clients: Array) -> Array:
+def steps_of(federation: Federation, clients: Array) -> Array:
     """H of these clients."""
-    return context.work.count_steps(context.clients.sizes[clients])
+    return federation.agreement.work.count_steps(federation.clients.sizes[clients])
+
+
+def updated(
+    trained: Federation | SimulatedClients,
+    round: int,
+    lr: float,
+    theta: torch.Tensor,
+    client: int,
+    steps: int,
+    server: State | None = None,
+    state: State | None = None,
+) -> ClientResult:
+    """What a client returns, with its upload as the server reads it."""
+    simulated = trained.simulated if isinstance(trained, Federation) else trained
+    clients, agreement, task = simulated.clients, simulated.agreement, ClientTask(client, steps)
+    sent = ServerBroadcast(round, lr, theta, server or {}, len(clients.indices) / len(clients))
+    result = local_update(agreement, simulated.data(client), state, sent, task)
+    finite = received(agreement, result, 1.0).reports[0].finite
+    return replace(result, upload=agreement.decoded(result.upload), finite=finite)
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_engines_know_the_clients_half_of_a_round_and_how_to_add() -> None:
     for module in MODULES:
         if folder(module) == "engines":
             known = {m for m in ours(module) if folder(m) == "training"}
-            assert known <= {f"fedadc.training.{n}" for n in ("local", "aggregate", "messages")}, module
+            assert known <= {f"fedadc.training.{n}" for n in ("local", "aggregate", "agreement", "messages")}, module
 
 
 def test_files_are_deleted_in_few_places() -> None:

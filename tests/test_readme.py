@@ -71,7 +71,7 @@ def test_the_readme_is_short() -> None:
 
 def test_config_example_is_complete() -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/config.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert prepare(load_config(yaml.safe_load(text))).federation.cohort == 10
+    assert prepare(load_config(yaml.safe_load(text))).federation.coordinator.cohort == 10
 
 
 METHOD_PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedadc.analysis.plots import save_png
-from fedadc.config.build import load_data
+from fedadc.config.build import load_data, words_of_the_config
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Array
 from fedadc.partitions import Natural, deal
@@ -62,7 +62,8 @@ def label_counts(config: Config, data_dir: str | Path | None = None) -> LabelCou
     """The label counts of the partition that a run of this config uses."""
     config, data = load_data(config, data_dir)
     seed = config.seed if config.data.seed is None else config.data.seed
-    clients = deal(data, config.data.partition, config.data.clients, seed)
+    with words_of_the_config(config):
+        clients = deal(data, config.data.partition, config.data.clients, seed)
     tree = config.tree()["data"]["partition"]
     rule = " ".join([tree["name"], *(f"{k}={v}" for k, v in tree.items() if k != "name")])
     parts = {name: len(samples) for name, samples in data.splits().items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 
 from fedadc.communication.clock import Clock
 from fedadc.config.schema import hints_of, leaf
-from fedadc.config.settings import Config, DataConfig, Init
+from fedadc.config.settings import Config, DataConfig, Init, ModelConfig
 from fedadc.data import DATASETS
-from fedadc.data.dataset import Dataset, Normalization
+from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
+from fedadc.data.roster import Roster
 from fedadc.data.split import hold_out
 from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.federation import Federation
@@ -24,6 +26,9 @@ from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.partitions import default_partition
 from fedadc.schedules import Constant
+from fedadc.training.agreement import Agreement, agree
+from fedadc.training.coordinator import Coordinator
+from fedadc.training.server import Server
 
 # parameters of loaders and models that have a config key of their own or are filled in
 NOT_OPTIONS = {"data_dir", "path", "test", "input_shape", "classes", "self"}
@@ -49,7 +54,42 @@ def prepare(
 
     `out` is the run directory. Client states that do not fit in memory are stored there.
     """
-    config, data = load_data(_complete(config), data_dir)
+    config, data = load_data(complete(config), data_dir)
+    model, module = build_module(config, data.spec)
+    with words_of_the_config(config):
+        federation = Federation(
+            model=module,
+            data=data,
+            method=_with_objective(config),
+            local=config.local,
+            clients=config.data.clients,
+            partition_by=config.data.partition,
+            cohort=_cohort(config),
+            selection=config.cohort.selection,
+            weighting=config.cohort.weighting,
+            augment=config.data.augment,
+            evaluation=config.evaluate,
+            storage=replace(config.storage, folder=_states_folder(config, out)),
+            faults=config.faults,
+            ensembles=config.ensembles,
+            communication=config.communication,
+            clock=_clock(config),
+            seed=config.seed,
+            data_seed=config.data.seed,
+            device=device,
+            channels_last=model.channels_last,
+            workers=workers,
+        )
+    if model.weights is not None:
+        path = config.file(model.weights)
+        federation.load_state_dict(read_weights(path), str(path))
+    data_config = replace(config.data, clients=len(federation.clients))
+    model = replace(model, channels_last=federation.agreement.inputs.channels_last)
+    return Plan(replace(config, data=data_config, model=model), federation)
+
+
+def build_module(config: Config, spec: DataSpec) -> tuple[ModelConfig, torch.nn.Module]:
+    """The module of a config for data of this kind, and its settings with all defaults filled in."""
     model = config.model
     cls = config.schema.lookup("model", model.name, MODELS, torch.nn.Module)
     hints = hints_of(cls.__init__)
@@ -57,37 +97,67 @@ def prepare(
     default_init: Init = getattr(cls, "preferred_init", "default")
     init = model.init or default_init
     seed = config.seed if model.seed is None else model.seed
-    module = construct(cls, options, data.input_shape, len(data.classes), seed, init)
-    federation = Federation(
-        model=module,
-        data=data,
-        method=_with_objective(config),
-        local=config.local,
-        clients=config.data.clients,
-        partition_by=config.data.partition,
-        cohort=config.cohort.size if config.cohort.ratio is None else float(config.cohort.ratio),
-        selection=config.cohort.selection,
-        weighting=config.cohort.weighting,
-        augment=config.data.augment,
-        evaluation=config.evaluate,
-        storage=replace(config.storage, folder=_states_folder(config, out)),
-        faults=config.faults,
-        ensembles=config.ensembles,
-        communication=config.communication,
-        clock=_clock(config),
-        seed=config.seed,
-        data_seed=config.data.seed,
-        device=device,
-        channels_last=model.channels_last,
-        workers=workers,
-    )
-    if model.weights is not None:
-        path = config.file(model.weights)
-        federation.load_state_dict(read_weights(path), str(path))
-    data_config = replace(config.data, clients=len(federation.clients))
-    options = _with_defaults(inspect.signature(cls).parameters, model.options)
-    model = replace(model, init=init, channels_last=federation.context.inputs.channels_last, options=options)
-    return Plan(replace(config, data=data_config, model=model), federation)
+    module = construct(cls, options, spec.input_shape, len(spec.classes), seed, init)
+    return replace(model, init=init, options=_with_defaults(inspect.signature(cls).parameters, model.options)), module
+
+
+def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = None, device: str = "cpu") -> Agreement:
+    """What server and clients agree on, from a `complete` config; a client checks the model with its own samples."""
+    model, module = build_module(config, spec)
+    with words_of_the_config(config):
+        return agree(
+            module,
+            spec,
+            Server(_with_objective(config), config.ensembles),
+            work=config.local,
+            augment=config.data.augment,
+            uplink=config.communication.uplink,
+            seed=config.seed,
+            channels_last=model.channels_last,
+            device=device,
+            samples=samples,
+        )
+
+
+def build_coordinator(config: Config, agreement: Agreement, roster: Roster) -> Coordinator:
+    """The server's half, from a `complete` config; it needs no data."""
+    with words_of_the_config(config):
+        return Coordinator(
+            agreement,
+            roster,
+            cohort=_cohort(config),
+            selection=config.cohort.selection,
+            weighting=config.cohort.weighting,
+            faults=config.faults,
+            downlink=config.communication.downlink,
+            clock=_clock(config),
+        )
+
+
+def _cohort(config: Config) -> int | float | None:
+    return config.cohort.size if config.cohort.ratio is None else float(config.cohort.ratio)
+
+
+@contextmanager
+def words_of_the_config(config: Config) -> Iterator[None]:
+    """Let an error name the config key where it begins with the name of an argument of `Federation`."""
+    keys = {
+        "clients": "data.clients",
+        "partition": "data.partition",
+        "augment": "data.augment",
+        "augment.crop": "data.augment.crop",
+        "cohort": "cohort.size" if config.cohort.ratio is None else "cohort.ratio",
+        "selection": "cohort.selection",
+        "weighting": "cohort.weighting",
+        "channels_last": "model.channels_last",
+    }
+    try:
+        yield
+    except FedadcError as error:
+        first, space, rest = str(error).partition(" ")
+        if first in keys:
+            raise type(error)(f"{keys[first]}{space}{rest}") from error
+        raise
 
 
 def _with_objective(config: Config) -> Method:
@@ -117,7 +187,7 @@ def _states_folder(config: Config, out: Path | None) -> str | None:
     return str(folder)
 
 
-def _complete(config: Config) -> Config:
+def complete(config: Config) -> Config:
     """Fill in the settings that default to other settings, so that the written config is complete."""
     data = config.data if config.data.seed is not None else replace(config.data, seed=config.seed)
     model = config.model if config.model.seed is not None else replace(config.model, seed=config.seed)

@@ -26,9 +26,9 @@ from fedadc.partitions import PARTITIONS, Partition
 from fedadc.schedules import SCHEDULES, Schedule
 from fedadc.selections import SELECTIONS, Selection, Uniform
 from fedadc.training.client_states import Storage
+from fedadc.training.coordinator import Weighting
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
-from fedadc.training.rounds import Weighting
 from fedadc.views.local_work import MOST, LocalWork
 
 TABLES: Tables = {

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch
-from fedadc.models.vectors import Vector
+from fedadc.models.vectors import State, Vector
 from fedadc.training.aggregate import PartialSum
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 
 class Engine(Protocol):
-    def run(self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask]) -> Iterator[PartialSum]:
-        """Train each client; a part's sum is valid until the next part is asked for."""
+    def run(
+        self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
+    ) -> Iterator[PartialSum]:
+        """Train each client, from its state if it has one; a part's sum is valid until the next part is asked for."""
         ...
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:

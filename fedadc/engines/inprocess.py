@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedadc.engines.simulated import SimulatedClients
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
-from fedadc.models.vectors import Vector
+from fedadc.models.vectors import State, Vector
 from fedadc.system.determinism import deterministic
 from fedadc.training.aggregate import PartialSum
-from fedadc.training.local import ClientContext, local_update
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 
 @dataclass(frozen=True)
 class InProcess:
-    context: ClientContext
+    clients: SimulatedClients
     counter: MetricCounter
 
-    def run(self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask]) -> Iterator[PartialSum]:
+    def run(
+        self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
+    ) -> Iterator[PartialSum]:
         for task in tasks:
             try:
-                result = local_update(self.context, broadcast, task)
+                part = self.clients.train(broadcast, task, states.get(task.client))
             except Exception as error:
                 error.add_note(f"in round {broadcast.round}, client {task.client}")
                 raise
-            yield PartialSum.of(result, self.context.method.tracked)
+            yield part
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
         with deterministic():

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadc.communication.ledger import Bytes
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
+from fedadc.engines.simulated import SimulatedClients
 from fedadc.errors import FedadcError, one_line
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
-from fedadc.training.aggregate import added, weighted
-from fedadc.training.local import ClientContext, local_update
+from fedadc.training.aggregate import added
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 EVALUATED = "evaluated"  # the published model that is evaluated
@@ -37,6 +38,7 @@ class TrainingJob(NamedTuple):
     version: int  # of the broadcast, which is in shared memory
     round: int
     lr: float
+    mean_samples: float
     clients: tuple[tuple[int, int, float], ...]  # client, steps, weight
     slot: int  # where the sum and the clients' new states are written
     state: Parcel | None  # of a single client
@@ -57,7 +59,7 @@ class TrainingAnswer(NamedTuple):
     slot: int
     sum: Parcel
     states: list[Parcel]  # of each client
-    facts: list[tuple[Any, ...]]  # client, loss, bytes, steps, weight, finite; of each client
+    facts: list[tuple[int, float, float, Bytes, bool]]  # client, weight, loss, bytes, finite; of each client
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class WorkerSetup:
     """What a worker receives once, when it is started."""
 
     folders: list[str]  # where a user's own classes come from
-    pickled: bytes  # (ClientContext, MetricCounter) without their data
+    pickled: bytes  # (Agreement, MetricCounter) without data
     data: SharedData
     published: SharedTensors  # theta and the downlink vectors of the round; the model that is evaluated
     slots: Slots
@@ -80,7 +82,7 @@ class WorkerSetup:
 
 @dataclass
 class _Worker:
-    context: ClientContext
+    clients: SimulatedClients
     counter: MetricCounter
     slots: Slots
     published: dict[str, Tensor]
@@ -93,21 +95,22 @@ class _Worker:
     def train(self, job: TrainingJob) -> TrainingAnswer:
         if job.version != self.broadcast_version:  # a copy of its own, once a round
             vectors = {n: self._copied(v) for n, v in self.published.items() if n != EVALUATED}
-            self.broadcast = ServerBroadcast(job.round, job.lr, vectors.pop("theta"), vectors)
+            theta = vectors.pop("theta")
+            self.broadcast = ServerBroadcast(job.round, job.lr, theta, vectors, job.mean_samples)
             self.broadcast_version = job.version
-        own = {}
+        own = None  # a client that has a state is a job of its own
         if job.state is not None:
-            own[job.clients[0][0]] = {name: v.clone() for name, v in self.slots.get(job.state).items()}
+            own = {name: v.clone() for name, v in self.slots.get(job.state).items()}
         total: State = {}
         states, facts = [], []
         for client, steps, weight in job.clients:
             self.doing = f"round {job.round}, client {client}"
-            result = local_update(self.context, self.broadcast, ClientTask(client, steps, own, weight))
-            if result.finite:
-                upload = weighted(result.upload, weight, self.context.method.tracked)
-                total = upload if len(job.clients) == 1 else added(total, upload)
-            states.append(result.state if result.finite else {})
-            facts.append((client, result.loss, result.sent, result.steps, result.weight, result.finite))
+            part = self.clients.train(self.broadcast, ClientTask(client, steps, weight), own)
+            (report,) = part.reports
+            if report.finite:
+                total = part.sum if len(job.clients) == 1 else added(total, part.sum)
+            states.append(report.state or {} if report.finite else {})
+            facts.append((client, weight, report.loss, report.sent, report.finite))
         where, *kept = self.slots.put(job.slot, total, *states)
         return TrainingAnswer(job.slot, where, kept, facts)
 
@@ -118,7 +121,7 @@ class _Worker:
         return self.counter.count(self.evaluated, job.batch)
 
     def _copied(self, vector: Tensor) -> Tensor:
-        return vector.to(self.context.model.device, copy=True)
+        return vector.to(self.clients.agreement.model.device, copy=True)
 
 
 def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
@@ -162,10 +165,10 @@ def _give_memory_back() -> None:
 
 def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:
     sys.path[:0] = setup.folders
-    context, counter = pickle.loads(setup.pickled)
+    agreement, counter = pickle.loads(setup.pickled)
     setup.pickled = b""  # it may be large
-    data, model, inputs = setup.data, context.model.on(device), replace(context.inputs, device=device)
-    context = replace(context, model=model, inputs=inputs, train=data.samples("train"), clients=data.clients)
+    data, model, inputs = setup.data, agreement.model.on(device), replace(agreement.inputs, device=device)
+    clients = SimulatedClients(replace(agreement, model=model, inputs=inputs), data.samples("train"), data.clients)
     splits = {name: data.samples(name) for name in counter.splits}
     counter = replace(counter, model=model, inputs=inputs, splits=splits)
-    return _Worker(context, counter, setup.slots, setup.published.views())
+    return _Worker(clients, counter, setup.slots, setup.published.views())

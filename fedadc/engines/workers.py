@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -25,9 +25,9 @@ from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounte
 from fedadc.models.vectors import State, Vector
 from fedadc.system.processes import start_process_server
 from fedadc.system.user_code import user_folders
-from fedadc.training.aggregate import PartialSum
-from fedadc.training.local import ClientContext
-from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
+from fedadc.training.aggregate import ClientReport, PartialSum
+from fedadc.training.agreement import Agreement
+from fedadc.training.messages import ClientTask, ServerBroadcast
 
 
 def share_data(data: Dataset, clients: Clients) -> SharedData:
@@ -38,37 +38,39 @@ def share_data(data: Dataset, clients: Clients) -> SharedData:
 
 
 class Workers:
-    """An engine of so many processes. `context` and `counter` use the shared data."""
+    """An engine of so many processes. `counter` uses the shared data."""
 
     def __init__(
-        self, context: ClientContext, counter: MetricCounter, data: SharedData, count: int, downlink: State
+        self, agreement: Agreement, counter: MetricCounter, data: SharedData, count: int, downlink: State
     ) -> None:
-        self.context, self.counter, self.workers = context, counter, count
-        theta = context.model.theta.cpu()
-        kept = context.client_state(theta)
-        uploads = {f"upload {n}": theta for n in range(1 + len(context.method.tracked))}
+        self.agreement, self.counter, self.workers = agreement, counter, count
+        theta = agreement.model.theta.cpu()
+        kept = agreement.client_state(theta)
+        uploads = {f"upload {n}": theta for n in range(1 + len(agreement.method.tracked))}
         self._stateful = bool(kept)
         self._data = data
         self._slots = Slots(2 * count + 2, layout_of({**uploads, **kept})[1])
         self._published = SharedTensors({EVALUATED: theta, "theta": theta, **downlink})
         self._version = 0  # of what is published
-        self._pool = WorkerPool(count, context.model.device, self._setup, self._slots)
+        self._pool = WorkerPool(count, agreement.model.device, self._setup, self._slots)
         self._to_count: deque[CountingJob] = deque()  # of the present evaluation
         self._counting: deque[int] = deque()  # numbers of its jobs that were handed out
         self._training = False
 
-    def run(self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask]) -> Iterator[PartialSum]:
+    def run(
+        self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
+    ) -> Iterator[PartialSum]:
         require(not self._training, "a federation with workers trains one round at a time.")
         free = list(range(2 * self.workers + 2))  # slots
 
         def assigned(group: Sequence[ClientTask]) -> Assignment:
-            slot, state = free.pop(), group[0].state
+            slot, state = free.pop(), states.get(group[0].client)
             parcel = None if state is None else self._slots.put(slot, state)[0]
             clients = tuple((task.client, task.steps, task.weight) for task in group)
-            job = TrainingJob(version, broadcast.round, broadcast.lr, clients, slot, parcel)
+            job = TrainingJob(version, broadcast.round, broadcast.lr, broadcast.mean_samples, clients, slot, parcel)
             return self._pool.assignment(job, state)
 
-        stateful = self._stateful or any(task.states for task in tasks)
+        stateful = self._stateful or bool(states)
         groups = ([task] for task in tasks) if stateful else grouped(tasks, self.workers)
         self._training = True
         try:
@@ -133,13 +135,13 @@ class Workers:
             raise
 
     def _partial_sum(self, answer: TrainingAnswer) -> PartialSum:
-        device = self.context.model.device
+        device = self.agreement.model.device
         total = {name: vector.to(device) for name, vector in self._slots.get(answer.sum).items()}
-        results = []
-        for parcel, (client, *facts) in zip(answer.states, answer.facts, strict=True):
+        reports = []
+        for parcel, facts in zip(answer.states, answer.facts, strict=True):
             own = {name: v.to(device, copy=True) for name, v in self._slots.get(parcel).items()}  # it outlives the slot
-            results.append(ClientResult(client, {}, own, *facts))
-        return PartialSum(total, results)
+            reports.append(ClientReport(*facts, own))
+        return PartialSum(total, reports)
 
     def _publish(self, vectors: State) -> None:
         self._version += 1
@@ -150,11 +152,10 @@ class Workers:
             views[name].copy_(vector)
 
     def _setup(self) -> WorkerSetup:
-        no_clients = Clients(np.zeros(0, int), np.zeros(1, int))
-        context = replace(self.context, train=_empty(self.context.train), clients=no_clients)
         splits = {name: _empty(samples) for name, samples in self.counter.splits.items()}
         try:
-            pickled = pickle.dumps((context, replace(self.counter, splits=splits)))
+            agreement = replace(self.agreement, start=self.agreement.start[:0])  # workers need no initial weights
+            pickled = pickle.dumps((agreement, replace(self.counter, splits=splits)))
         except Exception as error:
             raise FedadcError(
                 "workers need a model, a method and an objective that can be sent to another process "

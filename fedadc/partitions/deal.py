@@ -29,15 +29,15 @@ def partition(
         ids, owner = np.unique(client_ids, return_inverse=True)
         require(
             clients in (None, len(ids)),
-            f"data.clients is {clients}, but the data names {len(ids)} clients; remove data.clients.",
+            f"clients is {clients}, but the data names {len(ids)} clients; remove it.",
         )
         return Clients.from_owner(owner, len(ids))
     if not rule.needs_clients:
-        require(clients in (None, 1), f"partition pooled has one client, but data.clients is {clients}; remove it.")
+        require(clients in (None, 1), f"clients is {clients}, but the partition pooled has one client; remove it.")
         clients = 1
     if clients is None:
-        raise FedadcError("data.clients is missing: set the number of clients among which the data is divided.")
-    require(clients >= 1, f"data.clients must be at least 1, not {clients}.")
+        raise FedadcError("clients is missing: set the number of clients among which the data is divided.")
+    require(clients >= 1, f"clients must be at least 1, not {clients}.")
     require(
         clients <= len(labels),
         f"{clients} clients need at least one sample each, but there are only {len(labels)} samples.",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedadc.communication.uplinks import Full
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps
 from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import Diverged, require, unknown
@@ -23,8 +24,12 @@ from fedadc.methods import FedAvg, FedProx, Method
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import Vector
 from fedadc.objectives import SelfConfidence
-from fedadc.training.local import ClientContext, local_update
+from fedadc.training.aggregate import received
+from fedadc.training.agreement import Agreement
+from fedadc.training.ensembles import Ensembles
+from fedadc.training.local import local_update
 from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.server import Server
 from fedadc.views.local_work import LocalWork
 
 LAYERS = ("head", "all")
@@ -92,15 +97,15 @@ class TunedPart:
 
 def tuned_part(federation: Federation, theta: Vector, layers: Layers) -> TunedPart:
     """The part of the federation's model to tune. Loads `theta` into the model."""
-    model, context, batch_size = federation.model, federation.context, federation.counter.evaluation.batch_size
+    model, agreement, batch_size = federation.model, federation.agreement, federation.evaluation.batch_size
     model.theta.copy_(theta)
     if layers == "all":
-        return TunedPart(model, model.theta.clone(), "", context.inputs, context.augment, batch_size, Samples.take)
-    require_split(model, federation.example)
+        return TunedPart(model, model.theta.clone(), "", agreement.inputs, agreement.augment, batch_size, Samples.take)
+    require_split(model, agreement.example)
 
     def features(samples: Samples, indices: Array) -> Samples:
         """Features of the body at the model's current theta; any other theta would have to be copied in and back."""
-        data = ClientData(samples, indices, context.classes, context.inputs, Augment())
+        data = ClientData(samples, indices, agreement.classes, agreement.inputs, Augment())
         batches = [(model.features(model.theta, b.x), b.y) for b in data.in_order(None, batch_size)]
         x, y = (torch.cat(column) for column in zip(*batches, strict=True))
         return Samples(x, y)
@@ -120,24 +125,17 @@ def require_split(model: FlatModel, example: Tensor) -> None:
     require(not any(id(p) in inside for p in outside), f"{name}'s head shares weights with its body; {advice}.")
 
 
-@dataclass(frozen=True)
-class SingleClientContext(ClientContext):
-    """The context of a single client, which owns all the training samples in it."""
-
-    def data(self, client: int) -> ClientData:
-        return ClientData(self.train, np.arange(len(self.train)), self.classes, self.inputs, self.augment)
-
-
 def calibrated(
-    part: TunedPart, context: ClientContext, client: int, features: Samples, work: LocalWork, method: Method
+    part: TunedPart, agreement: Agreement, client: int, features: Samples, work: LocalWork, method: Method
 ) -> Vector:
     """The parameters of the part after local work of a client on its features."""
-    own = SingleClientContext(
-        model=part.model, method=method, work=work, train=features, clients=context.clients, classes=context.classes,
-        inputs=part.inputs, augment=part.augment, seed=context.seed,
+    own = replace(
+        agreement, model=part.model, start=part.start, server=Server(method, Ensembles()), work=work,
+        inputs=part.inputs, augment=part.augment, uplink=Full(),
     )  # fmt: skip
     steps = int(count_steps(np.array([len(features)]), work.batch_size, work.steps, work.epochs)[0])
-    report = local_update(own, ServerBroadcast(ROUND, work.lr, part.start, {}), ClientTask(client, steps))
-    if not report.finite:
+    sent = ServerBroadcast(ROUND, work.lr, part.start, {}, float(len(features)))
+    result = local_update(own, own.client_data(features), None, sent, ClientTask(client, steps))
+    if not received(own, result, 1.0).reports[0].finite:
         raise Diverged(f"client {client}: calibration diverged to non-finite values; lower the learning rate (--lr).")
     return part.model.theta.clone()  # exactly what the inner loop computed; start - delta would be rounded

@@ -97,10 +97,10 @@ class PersonalRun:
         """The models of a client, calibrated on its training share unless the method stores them."""
         if self.stored is not None:
             return {"own": self.stored(client)}
-        context, work = self.plan.federation.context, self.calibration.work
+        agreement, work = self.plan.federation.agreement, self.calibration.work
         features = self.part.features(shares.train, shares.clients[client])
         methods = {name: self.calibration.method(name) for name in self._variants()}
-        return {name: calibrated(self.part, context, client, features, work, m) for name, m in methods.items()}
+        return {name: calibrated(self.part, agreement, client, features, work, m) for name, m in methods.items()}
 
     def _evaluate(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientAccuracy]]:
         """The accuracy of each of these models on the client's test share."""

@@ -253,9 +253,9 @@ def _data_checksum(federation: Federation) -> str:
 def check_room(free: int, federation: Federation) -> None:
     """Refuse a disk without room for one checkpoint, and states that cannot be saved to a file."""
     state = federation.start()
-    own = federation.context.client_state(state.theta)
+    own = federation.agreement.client_state(state.theta)
     theta, server, each = (len(to_safetensors(v)) for v in ({"theta": state.theta}, state.server, own))
-    needed = 2 * theta + server + (federation.cohort * each if own else 0)
+    needed = 2 * theta + server + (federation.coordinator.cohort * each if own else 0)
     if free < needed:
         raise FedadcError(
             f"the disk has {free:,} bytes left, but this run's first checkpoint and model take {needed:,}; make room, "

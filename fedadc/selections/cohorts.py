@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from fedadc.data.dataset import Array
+from fedadc.data.roster import Roster
 from fedadc.errors import FedadcError
 from fedadc.rng import generator
 from fedadc.selections.base import Selection
@@ -17,11 +16,9 @@ CACHED_ROUNDS = 2  # cohorts stay cached for this many rounds before and after t
 class Cohorts:
     """Call it with a round number to get its cohort, which depends only on the seed and the round number."""
 
-    def __init__(
-        self, selection: Selection, clients: int, size: int, label_counts: Callable[[], Array], seed: int
-    ) -> None:
-        self.selection, self.clients, self.size, self.seed = selection, clients, size, seed
-        self._choose = selection.chooser(clients, size, label_counts, generator(seed, "selection"))
+    def __init__(self, selection: Selection, roster: Roster, size: int, seed: int) -> None:
+        self.selection, self.clients, self.size, self.seed = selection, len(roster), size, seed
+        self._choose = selection.chooser(len(roster), size, roster.label_counts, generator(seed, "selection"))
         self._cache: dict[int, Array] = {}  # by round
 
     def __call__(self, round: int) -> Array:

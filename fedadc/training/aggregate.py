@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from fedadc.communication.ledger import Bytes
 from fedadc.errors import FedadcError, require
 from fedadc.models.vectors import State
+from fedadc.training.agreement import Agreement
+from fedadc.training.faults import all_finite
 from fedadc.training.messages import ClientResult
 
 BLOCK = 8  # part of the result's bits: an engine may add up whole blocks, never other groups
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What the server notes about a client whose upload it has read."""
+
+    client: int
+    weight: float
+    loss: float
+    sent: Bytes
+    finite: bool  # upload and new state are finite; if not, neither takes effect
+    state: State | None = None  # the client's new state, in a simulation; None: the client keeps it
 
 
 @dataclass(frozen=True)
@@ -17,11 +32,15 @@ class PartialSum:
     """The weighted sum of one client, or of a whole block of clients that an engine has added up."""
 
     sum: State  # of the finite uploads; {} if there is none
-    results: Sequence[ClientResult]  # in cohort order; without their uploads where those were added up
+    reports: Sequence[ClientReport]  # in cohort order
 
-    @staticmethod
-    def of(result: ClientResult, tracked: Collection[str]) -> PartialSum:
-        return PartialSum(weighted(result.upload, result.weight, tracked) if result.finite else {}, (result,))
+
+def received(agreement: Agreement, result: ClientResult, weight: float) -> PartialSum:
+    """What the server reads from a client's result: its upload, decoded and weighted, and a report."""
+    upload = agreement.decoded(result.upload)
+    finite = result.finite and all_finite(upload)
+    report = ClientReport(result.client, weight, result.loss, agreement.bytes_of(result.upload), finite, result.state)
+    return PartialSum(weighted(upload, weight, agreement.method.tracked) if finite else {}, (report,))
 
 
 def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> State:
@@ -47,17 +66,17 @@ class OrderedMean:
     def add(self, part: PartialSum) -> None:
         if self._seen % BLOCK == 0 and self._block:
             self._total, self._block = added(self._total, self._block), {}
-        whole = len(part.results) == BLOCK and self._seen % BLOCK == 0
-        assert whole or len(part.results) == 1, "an engine added up a group that is not a block"
-        self._seen += len(part.results)
-        counted = [result for result in part.results if result.finite]
+        whole = len(part.reports) == BLOCK and self._seen % BLOCK == 0
+        assert whole or len(part.reports) == 1, "an engine added up a group that is not a block"
+        self._seen += len(part.reports)
+        counted = [report for report in part.reports if report.finite]
         if not counted:
             return
         if missing := [key for key in self._tracked if key not in part.sum]:
             raise FedadcError(f"{', '.join(missing)} is tracked, but the uploads have only {', '.join(part.sum)}.")
-        for result in counted:
+        for report in counted:
             self.count += 1
-            self._weights += result.weight
+            self._weights += report.weight
         if whole:
             self._total = added(self._total, part.sum)
         else:

@@ -195,6 +195,10 @@ class ClientStates(Mapping[int, State]):
         handle = self.handle(client)
         return handle.store.read(handle)
 
+    def counted(self, client: int) -> int:
+        """The round after which a client's state took effect; 0: it has none."""
+        return self.handle(client).round if client in self else 0
+
     def handle(self, client: int) -> StateHandle:
         return self._buckets.get(client // BUCKET, {})[client]
 

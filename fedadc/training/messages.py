@@ -1,11 +1,9 @@
-"""What passes between the server and its clients in a round."""
+"""What passes between the server and its clients in a round. `wire.py` turns these messages into bytes and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fedadc.communication.ledger import Bytes
 from fedadc.models.vectors import State, Vector
 
 
@@ -17,6 +15,7 @@ class ServerBroadcast:
     lr: float
     theta: Vector
     server: State  # the downlink vectors
+    mean_samples: float  # the mean number of training samples over all clients
 
 
 @dataclass(frozen=True)
@@ -25,24 +24,16 @@ class ClientTask:
 
     client: int
     steps: int  # H, its own
-    states: Mapping[int, State] = field(default_factory=dict)  # of all clients that have one
-    weight: float = 1.0  # of its upload in the mean
-
-    @property
-    def state(self) -> State | None:
-        """The client's state after its last counted round, read when it is needed; None if it has none yet."""
-        return self.states.get(self.client)
+    weight: float = 1.0  # of its upload in the mean; it stays at the server
+    counted: int = 0  # the last round whose new state of this client took effect; 0: none
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client returns. Only `upload` travels; `state` stays with the client."""
+    """What a client returns. `upload` is sent to the server; `state` stays with the client."""
 
     client: int
-    upload: State
+    upload: State  # as it is sent: encoded by the uplink
     state: State
     loss: float  # mean over its steps
-    sent: Bytes  # by name, as it traveled
-    steps: int
-    weight: float
-    finite: bool = True  # upload and state are finite; if not, neither takes effect
+    finite: bool = True  # the new state is finite; if not, neither state nor upload takes effect

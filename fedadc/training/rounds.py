@@ -5,90 +5,69 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
 from fedadc.communication.ledger import Bytes
-from fedadc.communication.network import Network
 from fedadc.data.dataset import Array
 from fedadc.errors import Diverged, require
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
 from fedadc.training.aggregate import OrderedMean, PartialSum
 from fedadc.training.client_states import ClientStates, StateHandle
+from fedadc.training.coordinator import Coordinator
 from fedadc.training.faults import Faults
 from fedadc.training.messages import ClientTask, ServerBroadcast
-from fedadc.training.replica import ServerReplica
-from fedadc.training.server import ADVICE, Server
+from fedadc.training.server import ADVICE
 from fedadc.training.state import Round, RunState
-from fedadc.views.local_work import LocalWork
 from fedadc.views.round_info import RoundInfo
 
-Weighting = Literal["uniform", "samples"]
-RunClients = Callable[[ServerBroadcast, Sequence[ClientTask]], Iterator[PartialSum]]  # an engine's
+RunClients = Callable[[ServerBroadcast, Sequence[ClientTask], ClientStates], Iterator[PartialSum]]  # an engine's
 
 
-@dataclass(frozen=True)
-class Training:
-    """What the outer loop needs of a federation: the server's half, and a way to run clients. No sample, no model."""
+def train(coordinator: Coordinator, run_clients: RunClients, rounds: int, state: RunState) -> Iterator[Round]:
+    """Train the rounds from state.round + 1 to `rounds`, and yield the result of each.
 
-    server: Server
-    work: LocalWork
-    client_sizes: Array  # training samples of every client
-    downlink: tuple[str, ...]  # names of the server vectors that travel with theta
-    select: Callable[[int], Array]  # the cohort of a round
-    weighting: Weighting
-    faults: Faults
-    network: Network
-    replica: ServerReplica | None  # where clients repeat the server's update
-    run_clients: RunClients
-    seed: int
-
-    @property
-    def clients(self) -> int:
-        """The number of clients, N."""
-        return len(self.client_sizes)
-
-
-def train(training: Training, rounds: int, state: RunState) -> Iterator[Round]:
-    """Train the rounds from state.round + 1 to `rounds`, and yield the result of each."""
+    This is the server's half of training: it sees no sample. `run_clients` runs the clients' half, wherever they are.
+    """
     horizon = state.horizon or rounds
     for t in range(state.round + 1, rounds + 1):
         versions = _versions(state)
         with deterministic():
-            result = one_round(training, t, horizon, state)
+            result = one_round(coordinator, run_clients, t, horizon, state)
         require(
             _versions(state) == versions,
-            f"{type(training.server.method).__name__} overwrote the state of a past round.",
+            f"{type(coordinator.server.method).__name__} overwrote the state of a past round.",
         )
         state = result.state
         yield result
 
 
-def one_round(training: Training, t: int, horizon: int, state: RunState) -> Round:
+def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon: int, state: RunState) -> Round:
     """Select a cohort, send, train its clients, add up in cohort order, update."""
     began = time.perf_counter()
-    lr = training.work.lr_of(t, horizon)
-    chosen = training.select(t)
-    sizes = training.client_sizes[chosen]
-    dropped, slow, steps = training.faults.draw(chosen, training.work.count_steps(sizes), training.seed, t)
+    work, roster, seed = coordinator.agreement.work, coordinator.roster, coordinator.agreement.seed
+    lr = work.lr_of(t, horizon)
+    chosen = coordinator.select(t)
+    sizes = roster.sizes[chosen]
+    dropped, slow, steps = coordinator.faults.draw(chosen, work.count_steps(sizes), seed, t)
     cohort = _cohort_order(chosen, steps)
     reporting = dict(zip(chosen[~dropped].tolist(), steps[~dropped].tolist(), strict=True))
 
-    broadcast = ServerBroadcast(t, lr, state.theta, {name: state.server[name] for name in training.downlink})
-    uploads = _Uploads(training, t, state.clients)
-    for part in training.run_clients(broadcast, _tasks(training, cohort, reporting, state)):
+    vectors = {name: state.server[name] for name in coordinator.downlink}
+    broadcast = ServerBroadcast(t, lr, state.theta, vectors, roster.mean_samples)
+    uploads = _Uploads(coordinator, t, state.clients)
+    for part in run_clients(broadcast, _tasks(coordinator, cohort, reporting, state), state.clients):
         uploads.add(part)
     mean = uploads.mean()
 
-    info = RoundInfo(round=t, lr=lr, counted=uploads.counted, clients=training.clients)
-    theta, server = training.server.updated(state.theta, state.server, mean, info)
-    if training.replica is not None:
-        training.replica.require_same_update(state.theta, state.server, mean, info, (theta, server))
-    ledger, links = training.network.carry(t, cohort, reporting, uploads.sent, mean, state.links)
+    info = RoundInfo(round=t, lr=lr, counted=uploads.counted, clients=len(roster))
+    theta, server = coordinator.server.updated(state.theta, state.server, mean, info)
+    if coordinator.replica is not None:
+        coordinator.replica.require_same_update(state.theta, state.server, mean, info, (theta, server))
+    ledger, links = coordinator.network.carry(t, cohort, reporting, uploads.sent, mean, state.links)
     after = RunState(t, theta, server, state.clients.updated(uploads.states), horizon, links)
-    samples = training.work.count_samples(sizes[~dropped], steps[~dropped])
+    samples = work.count_samples(sizes[~dropped], steps[~dropped])
     seconds = time.perf_counter() - began
     return Round(
         t, lr, uploads.loss, tuple(cohort.tolist()), ledger, samples, seconds, after,
@@ -101,12 +80,12 @@ def _cohort_order(cohort: Array, steps: Array) -> Array:
     return cohort[np.lexsort((cohort, -steps))]
 
 
-def _tasks(training: Training, cohort: Array, steps: Mapping[int, int], state: RunState) -> list[ClientTask]:
+def _tasks(coordinator: Coordinator, cohort: Array, steps: Mapping[int, int], state: RunState) -> list[ClientTask]:
     """A task for each client of a cohort that will report, in cohort order."""
-    by_samples = training.weighting == "samples"
-    weights = training.client_sizes[cohort].tolist() if by_samples else [1.0] * len(cohort)
+    by_samples = coordinator.weighting == "samples"
+    weights = coordinator.roster.sizes[cohort].tolist() if by_samples else [1.0] * len(cohort)
     return [
-        ClientTask(client, steps[client], state.clients, float(weight))
+        ClientTask(client, steps[client], float(weight), state.clients.counted(client))
         for client, weight in zip(cohort.tolist(), weights, strict=True)
         if client in steps
     ]
@@ -116,7 +95,7 @@ def _tasks(training: Training, cohort: Array, steps: Mapping[int, int], state: R
 class _Uploads:
     """Collects what the clients of one round returned, in cohort order."""
 
-    training: Training
+    coordinator: Coordinator
     round: int
     known: ClientStates  # before the round
     sent: dict[int, Bytes] = field(default_factory=dict)  # by each client
@@ -125,19 +104,19 @@ class _Uploads:
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._sum = OrderedMean(self.training.server.method.tracked, self.training.clients)
+        self._sum = OrderedMean(self.coordinator.server.method.tracked, len(self.coordinator.roster))
 
     def add(self, part: PartialSum) -> None:
         self._sum.add(part)
-        for result in part.results:
-            self.sent[result.client] = result.sent
-            if not result.finite:
-                self.skipped.append(result.client)
-                _require_may_skip(self.training.faults, f"round {self.round}, client {result.client}")
+        for report in part.reports:
+            self.sent[report.client] = report.sent
+            if not report.finite:
+                self.skipped.append(report.client)
+                _require_may_skip(self.coordinator.faults, f"round {self.round}, client {report.client}")
                 continue
-            self.losses.append(result.loss)
-            if result.state or result.client in self.known:
-                self.states[result.client] = self.known.store.keep(result.state, self.round)
+            self.losses.append(report.loss)
+            if report.state or report.state is None or report.client in self.known:
+                self.states[report.client] = self.known.store.keep(report.state or {}, self.round)
 
     @property
     def counted(self) -> int:

@@ -115,11 +115,11 @@ def test_a_late_client_that_replays_the_means_has_theta_and_m_bit_for_bit(object
                     ensembles)  # fmt: skip
     for late in range(6):
         theta = states[late].theta
-        known = client.start(theta) if late == 0 else {n: states[late].server[n] for n in chosen.downlink}
+        known = client.start(theta) if late == 0 else {n: states[late].server[n] for n in chosen.coordinator.downlink}
         for mean, info in method.means[late:]:
             theta, known = client.updated(theta, known, mean, info)
         assert torch.equal(theta, states[-1].theta)
-        for name in chosen.downlink:
+        for name in chosen.coordinator.downlink:
             assert torch.equal(known[name], states[-1].server[name])
 
 
@@ -157,7 +157,7 @@ def test_the_ledger_of_overlap() -> None:
     rounds = train(FedADC(), Overlap(), many=8)
     chosen = federation(FedADC())
     for result in rounds:
-        new = set(chosen.select(result.round + 1)) - set(result.cohort)
+        new = set(chosen.coordinator.select(result.round + 1)) - set(result.cohort)
         each = ("theta",) if result.round == 1 else ("theta", "m")
         assert result.ledger.ahead == {name: len(new) * VECTOR for name in each if new}
         assert result.ledger.down == {"theta" if result.round == 1 else "mean": 3 * VECTOR}
@@ -336,8 +336,8 @@ def test_broadcasts_to_a_slow_link_queue_up(cohorts: list[list[int]]) -> None:
 def test_every_cohort_is_drawn_once(downlink: Downlink, draws: int) -> None:
     """The cohorts of rounds 1 to 5, and with overlap also of round 6."""
     chosen, drawn = federation(FedADC(), downlink), []
-    choose = chosen.select._choose
-    chosen.select._choose = lambda rng: drawn.append(0) or choose(rng)  # type: ignore[func-returns-value]
+    choose = chosen.coordinator.select._choose
+    chosen.coordinator.select._choose = lambda rng: drawn.append(0) or choose(rng)  # type: ignore[func-returns-value]
     list(chosen.rounds(5))
     assert len(drawn) == draws
 
@@ -401,11 +401,11 @@ def test_links_of_another_federation_are_refused() -> None:
 
 def test_clock_values_are_drawn_once_and_from_the_seed_alone() -> None:
     clock = Clock(down=LogNormal(median=1e4, sigma=0.7), step_seconds=LogNormal(median=0.1, sigma=0.3))
-    a, b = (federation(FedADC(), clock=clock, seed=seed).network.devices for seed in (0, 0))
-    other = federation(FedAvg(), clock=clock, seed=1).network.devices
+    a, b = (federation(FedADC(), clock=clock, seed=seed).coordinator.network.devices for seed in (0, 0))
+    other = federation(FedAvg(), clock=clock, seed=1).coordinator.network.devices
     assert a is not None and b is not None and other is not None
     assert np.array_equal(a.down, b.down) and not np.array_equal(a.down, other.down)
-    assert np.array_equal(a.down, federation(SlowMo(), clock=clock).network.devices.down)  # type: ignore[union-attr]
+    assert np.array_equal(a.down, federation(SlowMo(), clock=clock).coordinator.network.devices.down)  # type: ignore[union-attr]
     many = clock.devices([""] * 100_000, np.random.default_rng(0))
     assert np.median(many.down) == pytest.approx(1e4, rel=0.02)
     assert np.log(many.down).std() == pytest.approx(0.7, rel=0.02)
@@ -471,7 +471,7 @@ def test_samples_are_those_of_the_batches() -> None:
             for client in result.cohort:
                 size = len(chosen.clients[client])
                 cohort = np.array([client])
-                steps = steps_of(chosen.context, cohort)
+                steps = steps_of(chosen, cohort)
                 if client in result.slow:
                     steps = [generator(0, "slow", result.round, client).integers(1, steps[0])]
                 batches = shuffled(size, work.batch_size, work.steps, work.epochs, generator(0, "any order"))

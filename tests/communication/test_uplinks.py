@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import small_federation
+from conftest import small_federation, updated
 from fedadc.communication.network import Communication
 from fedadc.communication.uplinks import RESIDUAL, UPLINKS, EightBit, Full, TopK, Uplink
 from fedadc.errors import FedadcError
@@ -18,8 +18,6 @@ from fedadc.federation import Federation
 from fedadc.methods import FedADC, FedAvg, FedDyn, FedPer, Method, Scaffold
 from fedadc.models import MLP
 from fedadc.rng import generator
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
@@ -73,8 +71,7 @@ def test_a_residual_that_overflows_makes_the_update_not_finite() -> None:
     chosen = federation(TopK(share=0.5))
     state = chosen.start()
     full = {RESIDUAL: torch.full_like(state.theta, 1.7e308)}
-    work = ServerBroadcast(1, -1e308, state.theta, {})  # a step that adds about as much
-    report = local_update(chosen.context, work, ClientTask(0, 3, {0: full}))
+    report = updated(chosen, 1, -1e308, state.theta, 0, 3, state=full)  # a step that adds about as much
     assert not report.finite
 
 

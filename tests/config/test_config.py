@@ -70,9 +70,10 @@ def file_of(folder: Path, text: str | bytes) -> Path:
 def test_the_config_of_the_readme_means_what_it_says(tmp_path: Path) -> None:
     config = load_config(file_of(tmp_path, README))
     federation = prepare(config).federation
-    assert config.rounds == 60 and federation.seed == 0 and federation.cohort == 10 and len(federation.clients) == 50
+    assert config.rounds == 60 and federation.seed == 0 and len(federation.clients) == 50
+    assert federation.coordinator.cohort == 10
     assert (config.local.steps, config.local.batch_size, config.local.lr) == (8, 16, 0.1)
-    assert federation.context.model.theta.numel() == 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10
+    assert federation.model.theta.numel() == 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10
     counts = federation.clients.class_counts(federation.data.train.y, 10)
     assert ((counts > 0).sum(axis=1) == 2).all()
     assert type(federation.method).__name__ == "FedADC" and federation.method.nesterov  # type: ignore[attr-defined]
@@ -381,7 +382,7 @@ def test_a_horizon_larger_than_any_float_is_rejected_or_works() -> None:
         federation = prepare(load_config(tree)).federation
     except FedadcError:
         return
-    assert federation.context.work.lr_of(1, 10**400) == pytest.approx(0.1)
+    assert federation.agreement.work.lr_of(1, 10**400) == pytest.approx(0.1)
 
 
 BAD_FILES: list[tuple[str, str | bytes, str]] = [

@@ -83,7 +83,7 @@ def test_workers_with_nothing_to_train_evaluate() -> None:
     federation = prepare(config, workers=3).federation
     engine: Any = federation.engine
     tallies = engine.count(federation.start().theta, federation.counter.batches())
-    round = next(train(federation.training, 1, federation.start()))
+    round = next(train(federation.coordinator, federation.engine.run, 1, federation.start()))
     waiting = len(engine._to_count)
     counted = len(list(tallies))
     engine.close()

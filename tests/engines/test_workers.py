@@ -223,11 +223,11 @@ def test_the_users_settings_of_torch_change_no_bit() -> None:
 def test_two_rounds_at_once_are_refused() -> None:
     trained = federation(FedAvg(), 1)
     orders = [ClientTask(k, 1) for k in range(4)]
-    broadcast = ServerBroadcast(1, 0.1, trained.start().theta, {})
-    first = trained.engine.run(broadcast, orders)
+    broadcast = ServerBroadcast(1, 0.1, trained.start().theta, {}, 1.0)
+    first = trained.engine.run(broadcast, orders, {})
     next(first)
     with pytest.raises(FedadcError, match="one round at a time"):
-        next(trained.engine.run(broadcast, orders))
+        next(trained.engine.run(broadcast, orders, {}))
     trained.close()
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch.nn.utils import vector_to_parameters
 
-from conftest import small_federation
+from conftest import small_federation, updated
 from fedadc.communication.downlinks import Pull
 from fedadc.config.build import prepare
 from fedadc.data.batches import Augment
@@ -24,8 +24,6 @@ from fedadc.models import MLP
 from fedadc.objectives import OBJECTIVES, CrossEntropy, GlobalDistillation, ModelContrast
 from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.views.local_work import LocalWork
 from fedadc.views.round_info import RoundInfo
 
@@ -50,7 +48,7 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     assert torch.equal(first.state.theta, second.state.theta)
     for a, b in zip(first.history, second.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    traveling = first.plan.federation.context.sent_part  # FedPer does not send its head
+    traveling = first.plan.federation.agreement.sent_part  # FedPer does not send its head
     vectors = first.state.theta[traveling].numel() * 4 * 5 * METHODS[method].federated
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
     assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}
@@ -91,14 +89,15 @@ def test_overwrites_nothing_that_it_does_not_own(method: str, objective: str, mo
             return {k: torch.rand(v.shape, generator=random, dtype=torch.float64) for k, v in vectors.items()}
 
         whole = drawn(state.server)
-        sent = ServerBroadcast(1, 0.1, state.theta.clone(), {name: whole[name] for name in federation.downlink})
+        sent = {name: whole[name] for name in federation.coordinator.downlink}
         own = drawn({**cls().client_state(state.theta), **loss.client_state(state.theta)})
-        seen = {"theta": sent.theta, **{f"server {k}": v for k, v in whole.items()}, **own}
+        theta = state.theta.clone()
+        seen = {"theta": theta, **{f"server {k}": v for k, v in whole.items()}, **own}
         before = {name: vector.clone() for name, vector in seen.items()}
-        report = local_update(federation.context, sent, ClientTask(3, 4, {3: own}))
+        report = updated(federation, 1, 0.1, theta, 3, 4, sent, own)
         info = RoundInfo(round=1, lr=0.1, counted=1, clients=6)
-        kind().update(sent.theta, whole, report.upload, info)
-        loss.follow(sent.theta, whole, info)
+        kind().update(theta, whole, report.upload, info)
+        loss.follow(theta, whole, info)
         for name, vector in seen.items():
             assert torch.equal(vector, before[name]), name
         uploads.append({**report.upload, **{f"state {k}": v for k, v in report.state.items()}})
@@ -178,8 +177,8 @@ def test_a_gradient_at_another_point_does_not_change_theta() -> None:
     module = MLP((5,), 4, [6]).double()
     work = LocalWork(epochs=1, batch_size=100, lr=0.1)
     federation = Federation(model=module, data=data, method=Sharpness(), local=work)
-    context, start = federation.context, federation.start().theta
-    x, y = context.inputs.gather(context.train, context.clients[2])
+    start = federation.start().theta
+    x, y = federation.agreement.inputs.gather(federation.data.train, federation.clients[2])
 
     def gradient(theta: torch.Tensor) -> torch.Tensor:
         vector_to_parameters(theta, module.parameters())
@@ -188,7 +187,7 @@ def test_a_gradient_at_another_point_does_not_change_theta() -> None:
 
     g = gradient(start)
     expected = 0.1 * gradient(start + 0.3 * g / g.norm())
-    report = local_update(context, ServerBroadcast(1, 0.1, start, {}), ClientTask(2, 1))
+    report = updated(federation, 1, 0.1, start, 2, 1)
     assert torch.allclose(report.upload["delta"], expected, atol=1e-14)
 
 

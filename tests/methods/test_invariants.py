@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,10 @@ class Losing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def run(self, broadcast: ServerBroadcast, orders: Sequence[ClientTask]) -> Iterator[PartialSum]:
-        for index, part in enumerate(self.engine.run(broadcast, orders)):
+    def run(
+        self, broadcast: ServerBroadcast, orders: Sequence[ClientTask], states: Mapping[int, State]
+    ) -> Iterator[PartialSum]:
+        for index, part in enumerate(self.engine.run(broadcast, orders, states)):
             if broadcast.round not in self.silent and (index + broadcast.round) % 2 == 0:
                 yield part
 

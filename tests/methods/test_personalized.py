@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import small_federation, steps_of
+from conftest import small_federation, steps_of, updated
 from fedadc.data import from_clients
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
@@ -19,8 +19,7 @@ from fedadc.models import MLP, Logistic
 from fedadc.objectives import OBJECTIVES, CrossEntropy, ModelContrast
 from fedadc.partitions import Pooled
 from fedadc.schedules import Cosine
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
+from fedadc.training.messages import ClientResult
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
@@ -148,20 +147,19 @@ def reports(method: Method, work: LocalWork = WORK, **kw: Any) -> tuple[Federati
     """All clients' reports of a second round, after one in which half of them took part."""
     made = federation(method, work, **kw)
     state = next(made.rounds(1)).state
-    context, server = made.context, {name: state.server[name] for name in made.downlink}
-    sent = ServerBroadcast(2, 0.2, state.theta, server)
-    steps = steps_of(context, np.arange(len(made.clients))).tolist()
-    return made, [local_update(context, sent, ClientTask(k, h, state.clients)) for k, h in enumerate(steps)]
+    sent = {name: state.server[name] for name in made.coordinator.downlink}
+    steps = steps_of(made, np.arange(len(made.clients))).tolist()
+    return made, [updated(made, 2, 0.2, state.theta, k, h, sent, state.clients.get(k)) for k, h in enumerate(steps)]
 
 
 def test_the_body_is_the_mean_of_the_clients_bodies() -> None:
     made = federation(FedPer(), cohort=None)
-    before, context = made.start(), made.context
+    before = made.start()
     for done in made.rounds(4):
-        steps, sent = steps_of(context, np.arange(6)).tolist(), ServerBroadcast(done.round, done.lr, before.theta, {})
+        steps = steps_of(made, np.arange(6)).tolist()
         ends = []
         for k, h in enumerate(steps):
-            report = local_update(context, sent, ClientTask(k, h, before.clients))
+            report = updated(made, done.round, done.lr, before.theta, k, h, state=before.clients.get(k))
             ends.append(FedPer().personal(before.theta - report.upload["delta"], report.state))
             assert torch.equal(report.state["head"], done.state.clients[k]["head"])
         body = slice(0, network_cut())
@@ -207,7 +205,7 @@ def test_fedrep_trains_the_head_and_then_the_body(share: float, steps: int, head
     method = Watched(head_share=share)
     work = LocalWork(steps=steps, batch_size=4, lr=0.2, momentum=momentum, weight_decay=0.05)
     made = federation(method, work)
-    report = local_update(made.context, ServerBroadcast(1, 0.2, made.start().theta, {}), ClientTask(2, steps))
+    report = updated(made, 1, 0.2, made.start().theta, 2, steps)
     end = method.personal(made.start().theta - report.upload["delta"], report.state)
     head, body = made.model.part("head"), made.model.part("embed")
     moved = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import small_federation, steps_of
+from conftest import small_federation, steps_of, updated
 from fedadc.data import from_arrays, from_clients
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
@@ -39,8 +39,6 @@ from fedadc.objectives import (
 )
 from fedadc.partitions import Pooled, SortAndPartition
 from fedadc.schedules import Cosine
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
@@ -153,9 +151,8 @@ def one_update(method: Method, m: torch.Tensor | None = None, client: int = 2) -
     federation = Federation(model=Logistic((5,), 4).double(), data=small_federation(), method=method, local=WORK)
     state = federation.start()
     m = torch.randn(state.theta.shape, dtype=torch.float64) if m is None else m
-    context = federation.context
-    order = ClientTask(client, int(steps_of(context, np.array([client]))[0]))
-    return local_update(context, ServerBroadcast(1, 0.2, state.theta, {"m": m}), order), m
+    steps = int(steps_of(federation, np.array([client]))[0])
+    return updated(federation, 1, 0.2, state.theta, client, steps, {"m": m}), m
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -177,9 +174,8 @@ def test_every_client_embeds_exactly_beta_m_whatever_its_h(nesterov: bool, clien
     )
     start = federation.start().theta
     m = torch.randn(start.shape, dtype=torch.float64)
-    context = federation.context
-    order = ClientTask(client, int(steps_of(context, np.array([client]))[0]))
-    report = local_update(context, ServerBroadcast(1, 0.2, start, {"m": m}), order)
+    steps = int(steps_of(federation, np.array([client]))[0])
+    report = updated(federation, 1, 0.2, start, client, steps, {"m": m})
     assert_equal(report.upload["delta"].numpy(), (0.2 * 0.6 * m).numpy())
 
 

@@ -193,14 +193,14 @@ class EverySecond:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def run(self, broadcast: Any, orders: Any) -> Iterator[Any]:
+    def run(self, broadcast: Any, orders: Any, states: Any) -> Iterator[Any]:
         self.lost.append(set())
-        for part in self.inner.run(broadcast, orders):
+        for part in self.inner.run(broadcast, orders, states):
             self.seen += 1
             if self.seen % 2:
                 yield part
             else:
-                self.lost[-1].add(part.results[0].client)
+                self.lost[-1].add(part.reports[0].client)
 
 
 @pytest.mark.parametrize(

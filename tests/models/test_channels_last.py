@@ -50,7 +50,7 @@ class Stride(nn.Module):
 
 
 def chosen(model: nn.Module, data: Any = None, **kw: Any) -> bool:
-    return Federation(model=model, data=data or images(), clients=4, **kw).context.inputs.channels_last
+    return Federation(model=model, data=data or images(), clients=4, **kw).agreement.inputs.channels_last
 
 
 def test_only_models_with_convolutions_get_channels_last() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conftest import small_federation, steps_of
+from conftest import small_federation, steps_of, updated
 from fedadc.data import from_arrays
 from fedadc.data.batches import Augment, Batch, ClientData, Inputs
 from fedadc.data.dataset import Normalization, Samples
@@ -34,8 +34,6 @@ from fedadc.objectives import (
 from fedadc.objectives.self_confidence import SelfConfidence, confidence, confidence_target
 from fedadc.rng import generator
 from fedadc.system.determinism import deterministic
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.views.local import Local
 from fedadc.views.local_work import LocalWork
 
@@ -87,10 +85,8 @@ def local_of(client: int = 1) -> tuple[Federation, Local]:
     federation = Federation(
         model=MLP((5,), 4, [6]).double(), data=small_federation(), local=LocalWork(steps=2, batch_size=4)
     )
-    context, state = federation.context, federation.start()
-    return federation, Local(
-        context.model, context.data(client), state.theta, {}, {}, 0.1, 2, 1.0, lambda p: generator(0, p)
-    )
+    data, state = federation.simulated.data(client), federation.start()
+    return federation, Local(federation.model, data, state.theta, {}, {}, 0.1, 2, 1.0, lambda p: generator(0, p))
 
 
 def gradient(objective: Any, local: Local) -> torch.Tensor:
@@ -199,10 +195,10 @@ def taught(kind: type[Local] = Local, dtype: torch.dtype = torch.float64) -> Loc
     """A client whose received model, teacher and previous model all differ."""
     torch.manual_seed(0)
     federation = Federation(model=MLP((5,), 4, [6], projection=3).to(dtype), data=small_federation())
-    context, start = federation.context, federation.start().theta
+    data, start = federation.simulated.data(5), federation.start().theta
     teacher, previous = (start + 0.5 * torch.randn_like(start) for _ in range(2))
     rng = lambda purpose: generator(0, purpose)  # noqa: E731
-    return kind(context.model, context.data(5), start, {"teacher": teacher}, {"previous": previous}, 0.1, 2, 1.0, rng)
+    return kind(federation.model, data, start, {"teacher": teacher}, {"previous": previous}, 0.1, 2, 1.0, rng)
 
 
 def batch_of(local: Local, position: Sequence[int]) -> Batch:
@@ -310,10 +306,10 @@ def test_a_teacher_sees_the_augmented_inputs(name: str) -> None:
     for augment in (None, Augment(crop=1, flip=True)):
         federation, module = watched(objective, local=LocalWork(steps=7, batch_size=6), augment=augment)
         start = federation.start()
-        server = {key: start.server[key] for key in federation.downlink}
+        server = {key: start.server[key] for key in federation.coordinator.downlink}
         with deterministic():
             own = {key: value + 0.1 for key, value in objective.client_state(start.theta).items()}
-            local_update(federation.context, ServerBroadcast(1, 0.1, start.theta, server), ClientTask(1, 7, {1: own}))
+            updated(federation, 1, 0.1, start.theta, 1, 7, server, own)
         shown.append(module)
     plain, augmented = shown
     assert len(augmented.frozen) == 7 * models
@@ -497,16 +493,16 @@ def contrasting(cohort: int = 3) -> Federation:
 
 def test_the_previous_model_is_the_clients_own_from_its_last_round() -> None:
     federation = contrasting()
-    context, state, again = federation.context, federation.start(), 0
+    state, again = federation.start(), 0
     for result in federation.rounds(6):
         now = result.state.clients
         for k in result.cohort:
-            order = ClientTask(k, int(steps_of(context, np.array([k]))[0]), state.clients)
+            steps, own = int(steps_of(federation, np.array([k]))[0]), state.clients.get(k)
             with deterministic():
-                report = local_update(context, ServerBroadcast(result.round, result.lr, state.theta, {}), order)
+                report = updated(federation, result.round, result.lr, state.theta, k, steps, state=own)
             assert torch.equal(now[k]["previous"], report.state["previous"])
             assert torch.allclose(now[k]["previous"], state.theta - report.upload["delta"], rtol=0, atol=1e-14)
-            again += order.state is not None
+            again += own is not None
         for k in now.keys() - set(result.cohort):
             assert torch.equal(now[k]["previous"], state.clients[k]["previous"])
         state = result.state
@@ -515,10 +511,10 @@ def test_the_previous_model_is_the_clients_own_from_its_last_round() -> None:
 
 def test_a_client_that_has_a_previous_model_trains_with_it() -> None:
     federation = contrasting()
-    context, theta = federation.context, federation.start().theta
+    theta = federation.start().theta
     with deterministic():
         first, same, other = (
-            local_update(context, ServerBroadcast(1, 0.3, theta, {}), ClientTask(2, 4, {2: state})).upload["delta"]
+            updated(federation, 1, 0.3, theta, 2, 4, state=state).upload["delta"]
             for state in (None, {"previous": theta}, {"previous": theta + 1})
         )
     assert torch.equal(first, same) and not torch.allclose(first, other, atol=1e-6)

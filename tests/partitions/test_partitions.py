@@ -287,11 +287,11 @@ TEN = equal_labels(3, 10)  # 30 samples
         (Dirichlet(alpha=0.5), 31, ["31 clients", "only 30 samples"]),
         (SortAndPartition(labels_per_client=1), 31, ["31 clients", "only 30 samples"]),
         (IID(), 0, ["data.clients", "at least 1"]),
-        (IID(), None, ["data.clients is missing"]),
+        (IID(), None, ["clients is missing"]),
         (Dirichlet(alpha=0.0), 3, ["alpha must be positive"]),
         (Dirichlet(alpha=float("nan")), 3, ["alpha must be positive"]),
         (Natural(), None, ["natural needs client ids"]),
-        (Pooled(), 2, ["one client", "data.clients is 2"]),
+        (Pooled(), 2, ["one client", "clients is 2"]),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(

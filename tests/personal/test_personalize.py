@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedadc
 from commands import contents
-from conftest import small_federation, steps_of
+from conftest import small_federation, steps_of, updated
 from fedadc.config.build import prepare
 from fedadc.data.batches import Augment
 from fedadc.errors import Diverged, FedadcError
@@ -31,8 +31,8 @@ from fedadc.personal.results import ClientAccuracy, ResultRow, table_rows
 from fedadc.personal.shares import shares_of
 from fedadc.system.determinism import deterministic
 from fedadc.system.signals import Stopped
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.ensembles import Ensembles
+from fedadc.training.server import Server
 from fedadc.views.local import Local
 from fedadc.views.local_work import LocalWork
 
@@ -97,20 +97,21 @@ def test_calibrating_the_head_equals_training_with_the_bodys_gradient_masked(reg
     """In float64, and without clipping, whose norm would include the body."""
     plain = replace(WORK, clip=None)
     trained = federation(make(), plain)
-    theta, place = trained.start().theta, trained.context
+    theta, agreement = trained.start().theta, trained.agreement
     calibration = Calibration(work=plain, mu=0.7, lam=0.6)
     method = calibration.method(regularizer)
     mu = 0.7 if regularizer == "prox" else 0.0
-    whole = replace(place, method=Masked(mu=mu, objective=method.objective))
+    masked = Server(Masked(mu=mu, objective=method.objective), Ensembles())
+    whole = replace(trained.simulated, agreement=replace(agreement, server=masked))
     part, head = tuned_part(trained, theta, "head"), trained.model.part("head")
     for client in (0, 3, 5):
-        steps = int(steps_of(place, np.array([client]))[0])
+        steps = int(steps_of(trained, np.array([client]))[0])
         with deterministic():
-            local_update(whole, ServerBroadcast(0, plain.lr, theta, {}), ClientTask(client, steps))
+            updated(whole, 0, plain.lr, theta, client, steps)
             expected = trained.model.theta.clone()
             trained.model.theta.copy_(theta)
             own = part.features(trained.data.train, trained.clients[client])
-            tuned = calibrated(part, place, client, own, plain, method)
+            tuned = calibrated(part, agreement, client, own, plain, method)
         assert torch.equal(expected[trained.model.part("embed")], theta[trained.model.part("embed")])
         assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
         assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)  # the head has changed
@@ -123,7 +124,7 @@ def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **s
     with deterministic():
         seen = [part.features(trained.data.train, trained.clients[k]) for k in range(len(trained.clients))]
         return [
-            calibrated(part, trained.context, k, own, WORK, calibration.method(regularizer))
+            calibrated(part, trained.agreement, k, own, WORK, calibration.method(regularizer))
             for k, own in enumerate(seen)
         ]
 
@@ -151,14 +152,12 @@ def test_tuning_the_whole_model_equals_local_work() -> None:
     net = CNN((1, 8, 8), 3, channels=(3,), hidden=(4,))
     data = fedadc.from_arrays(x, y, (x, y))
     trained = fedadc.Federation(model=net, data=data, clients=3, local=WORK, augment=Augment(crop=1, flip=True))
-    theta, place = trained.start().theta, trained.context
+    theta = trained.start().theta
     part = tuned_part(trained, theta, "all")
     with deterministic():
         own = part.features(data.train, trained.clients[1])
-        tuned = calibrated(part, place, 1, own, WORK, fedadc.FedAvg())
-        local_update(
-            place, ServerBroadcast(0, WORK.lr, theta, {}), ClientTask(1, int(steps_of(place, np.array([1]))[0]))
-        )
+        tuned = calibrated(part, trained.agreement, 1, own, WORK, fedadc.FedAvg())
+        updated(trained, 0, WORK.lr, theta, 1, int(steps_of(trained, np.array([1]))[0]))
     assert torch.equal(tuned, trained.model.theta)
 
 
@@ -176,7 +175,7 @@ def test_features_are_computed_once_with_the_frozen_body() -> None:
     own = part.features(trained.data.train, trained.clients[5])
     with deterministic():
         for regularizer in REGULARIZERS:
-            calibrated(part, trained.context, 5, own, WORK, Calibration(work=WORK).method(regularizer))
+            calibrated(part, trained.agreement, 5, own, WORK, Calibration(work=WORK).method(regularizer))
     assert calls == [(len(trained.clients[5]), False)]
     x = trained.data.train.x[torch.from_numpy(trained.clients[5])]
     assert torch.equal(own.x, trained.model.module.embed(x).detach())  # type: ignore[operator]
@@ -219,7 +218,7 @@ def test_a_diverged_calibration_names_the_client() -> None:
     own = part.features(trained.data.train, trained.clients[2])
     wild = replace(WORK, clip=None, lr=1e30)
     with deterministic(), pytest.raises(Diverged, match="client 2: calibration diverged"):
-        calibrated(part, trained.context, 2, own, wild, fedadc.FedProx(mu=1e200))
+        calibrated(part, trained.agreement, 2, own, wild, fedadc.FedProx(mu=1e200))
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------
@@ -312,7 +311,7 @@ def test_files_statistics_and_a_whole_model(run: Path) -> None:
     module = MLP((64,), 10, hidden=(16,))
     for client in range(8):
         indices = torch.from_numpy(shares.tests[client]).long()
-        x = plan.federation.context.inputs.gather(shares.test, shares.tests[client])[0].flatten(1)
+        x = plan.federation.agreement.inputs.gather(shares.test, shares.tests[client])[0].flatten(1)
         count = result.rows[0].counts[client]
         for weights, correct in (
             (whole, count.global_correct),

@@ -12,15 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import small_federation, steps_of
+from conftest import small_federation, steps_of, updated
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import METHODS, FedADC, FedAvg, FedDyn, LocalOnly, Method, Scaffold
 from fedadc.models import MLP
 from fedadc.training.aggregate import BLOCK
 from fedadc.training.faults import Faults, all_finite
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
@@ -129,13 +127,10 @@ def test_a_round_with_dropped_clients_is_a_round_of_the_others() -> None:
     trained = federation(FedAvg(), HALF)
     first = next(trained.rounds(1))
     alone = federation(FedAvg())
-    place, start = alone.context, alone.start()
+    start = alone.start()
     reported = [k for k in first.cohort if k not in first.dropped]
-    steps = dict(zip(reported, steps_of(place, np.array(reported)).tolist(), strict=True))
-    deltas = [
-        local_update(place, ServerBroadcast(1, 0.1, start.theta, {}), ClientTask(k, steps[k])).upload["delta"]
-        for k in reported
-    ]
+    steps = dict(zip(reported, steps_of(alone, np.array(reported)).tolist(), strict=True))
+    deltas = [updated(alone, 1, 0.1, start.theta, k, steps[k]).upload["delta"] for k in reported]
     assert torch.allclose(first.state.theta, start.theta - torch.stack(deltas).mean(dim=0), atol=1e-15)
     assert first.bytes_up == 4 * start.theta.numel() * 8 and first.bytes_down == 8 * start.theta.numel() * 8
 
@@ -187,7 +182,7 @@ def test_a_slow_clients_batches_are_the_first_of_its_whole_round() -> None:
     first = next(trained.rounds(1))
     (client,) = first.cohort
     h = int(Faults(slow=1.0).draw(np.array([client]), np.array([7]), 0, 1)[2][0])
-    report = local_update(trained.context, ServerBroadcast(1, 0.1, trained.start().theta, {}), ClientTask(client, h))
+    report = updated(trained, 1, 0.1, trained.start().theta, client, h)
     assert torch.equal(first.state.theta, trained.start().theta - report.upload["delta"])
 
 

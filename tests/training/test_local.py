@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import small_federation, steps_of
+from conftest import small_federation, steps_of, updated
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, Method
 from fedadc.models import Logistic
-from fedadc.training.local import local_update
-from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.aggregate import received
 from fedadc.views.local_work import LocalWork
 
 
@@ -27,9 +26,8 @@ def federation(work: LocalWork, method: Method | None = None, model: nn.Module |
 
 
 def update(f: Federation, client: int = 1, round: int = 1) -> Any:
-    place = f.context
-    order = ClientTask(client, int(steps_of(place, np.array([client]))[0]))
-    return local_update(place, ServerBroadcast(round, place.work.lr, f.start().theta, {}), order)
+    steps = int(steps_of(f, np.array([client]))[0])
+    return updated(f, round, f.agreement.work.lr, f.start().theta, client, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +41,8 @@ class Adds(FedAvg):
 def test_order_of_operations_in_one_step() -> None:
     """clip the loss gradient, then decay, then the correction, then the step; on paper for one step."""
     f = federation(LocalWork(steps=1, batch_size=100, lr=0.5, clip=0.1, weight_decay=0.2), Adds())
-    place, theta = f.context, f.start().theta
-    x, y = place.inputs.gather(place.train, place.clients[1])
-    model = place.model
+    model, theta = f.model, f.start().theta
+    x, y = f.agreement.inputs.gather(f.data.train, f.clients[1])
     g = model.gradient_of(lambda: nn.functional.cross_entropy(model(x), y), theta)[0].clone()
     assert float(g.norm()) > 0.1  # the clip bites
     expected = 0.5 * (g * (0.1 / g.norm()) + 0.2 * theta + 0.25)
@@ -99,10 +96,10 @@ def test_momentum_outlasts_a_step_without_a_gradient() -> None:
 
 def test_fewer_steps_than_planned_are_the_first_ones() -> None:
     f = federation(LocalWork(epochs=2, batch_size=4, lr=0.3))
-    short = local_update(f.context, ServerBroadcast(1, 0.3, f.start().theta, {}), ClientTask(5, 2))
+    short = updated(f, 1, 0.3, f.start().theta, 5, 2)
     g = federation(LocalWork(steps=2, batch_size=4, lr=0.3))
-    same = local_update(g.context, ServerBroadcast(1, 0.3, g.start().theta, {}), ClientTask(5, 2))
-    assert short.steps == 2 and torch.equal(short.upload["delta"], same.upload["delta"])
+    same = updated(g, 1, 0.3, g.start().theta, 5, 2)
+    assert torch.equal(short.upload["delta"], same.upload["delta"])
 
 
 class Noisy(nn.Module):
@@ -134,14 +131,13 @@ def test_a_clients_update_depends_on_nothing_but_its_order() -> None:
     assert torch.equal(update(f, client=3).upload["delta"], alone)
 
 
-def test_report_counts_bytes_steps_and_the_mean_loss() -> None:
+def test_report_counts_bytes_and_the_mean_loss() -> None:
     f = federation(LocalWork(epochs=2, batch_size=4, lr=1e-9))
-    report = update(f, client=2)
-    assert (report.sent, report.steps, report.weight) == ({"delta": f.model.theta.numel() * 8}, 2 * 4, 1.0)
+    report = received(f.agreement, update(f, client=2), 3.0).reports[0]
+    assert (report.sent, report.weight) == ({"delta": f.model.theta.numel() * 8}, 3.0)
     f = federation(LocalWork(epochs=1, batch_size=100, lr=1e-9))
-    place = f.context
-    x, y = place.inputs.gather(place.train, place.clients[2])
-    expected = float(nn.functional.cross_entropy(place.model.predict(f.start().theta, x), y))
+    x, y = f.agreement.inputs.gather(f.data.train, f.clients[2])
+    expected = float(nn.functional.cross_entropy(f.model.predict(f.start().theta, x), y))
     assert update(f, client=2).loss == pytest.approx(expected, abs=1e-12)
 
 

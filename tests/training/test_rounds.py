@@ -22,8 +22,7 @@ from fedadc.federation import Federation
 from fedadc.methods import FedAdam, FedADC, FedAvg, FedAvgM, FedDyn, LocalOnly, Method
 from fedadc.models import CNN, MLP, Logistic
 from fedadc.schedules import Cosine
-from fedadc.training.aggregate import BLOCK, OrderedMean, PartialSum, added
-from fedadc.training.messages import ClientResult
+from fedadc.training.aggregate import BLOCK, ClientReport, OrderedMean, PartialSum, added, weighted
 from fedadc.training.rounds import _cohort_order
 from fedadc.views.local_work import LocalWork
 
@@ -37,7 +36,7 @@ def federation(**kw: Any) -> Federation:
 
 
 def part(delta: torch.Tensor, weight: float = 1.0) -> PartialSum:
-    return PartialSum.of(ClientResult(0, {"delta": delta}, {}, loss=0.0, sent={}, steps=1, weight=weight), ())
+    return PartialSum(weighted({"delta": delta}, weight), [ClientReport(0, weight, 0.0, {}, finite=True)])
 
 
 def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
@@ -48,7 +47,7 @@ def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
     total: dict[str, torch.Tensor] = {}
     for v in vectors[:BLOCK]:
         total = added(total, {"delta": v})
-    ahead.add(PartialSum(total, [part(v).results[0] for v in vectors[:BLOCK]]))
+    ahead.add(PartialSum(total, [part(v).reports[0] for v in vectors[:BLOCK]]))
     for v in vectors[BLOCK:]:
         ahead.add(part(v))
     assert ahead.count == 21 and torch.equal(ahead.result()["delta"], single.result()["delta"])
@@ -56,7 +55,7 @@ def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
 
 
 def test_no_other_group_may_be_added_ahead() -> None:
-    reports = [part(torch.ones(2)).results[0]] * BLOCK
+    reports = [part(torch.ones(2)).reports[0]] * BLOCK
     mean = OrderedMean()
     with pytest.raises(AssertionError, match="not a block"):
         mean.add(PartialSum({"delta": torch.ones(2)}, reports[:3]))
@@ -166,11 +165,11 @@ def test_all_clients_one_step_full_batch_is_gradient_descent_on_the_mean_loss() 
     data = small_federation()
     torch.manual_seed(0)
     f = Federation(model=Logistic((5,), 4).double(), data=data, local=LocalWork(epochs=1, batch_size=100, lr=0.3))
-    start, place = f.start().theta, f.context
+    start, model = f.start().theta, f.model
     gradients = []
     for k in range(6):
-        x, y = place.inputs.gather(place.train, place.clients[k])
-        g, _ = place.model.gradient_of(lambda x=x, y=y: torch.nn.functional.cross_entropy(place.model(x), y), start)
+        x, y = f.agreement.inputs.gather(f.data.train, f.clients[k])
+        g, _ = model.gradient_of(lambda x=x, y=y: torch.nn.functional.cross_entropy(model(x), y), start)
         gradients.append(g.clone())
     after = next(f.rounds(1)).state.theta
     assert torch.allclose(after, start - 0.3 * torch.stack(gradients).mean(dim=0), atol=1e-14)
@@ -200,16 +199,16 @@ def test_divergence_ends_with_advice() -> None:
         list(federation(local=LocalWork(steps=50, batch_size=4, lr=1e30)).rounds(5))
 
 
-@pytest.mark.parametrize(("cohort", "word"), [(7, "only 6 clients"), (0, "at least 1"), (1.5, "ratio"), (0.0, "ratio")])
+@pytest.mark.parametrize(("cohort", "word"), [(7, "only 6 clients"), (0, "at least 1"), (1.5, "share"), (0.0, "share")])
 def test_impossible_cohorts(cohort: Any, word: str) -> None:
     with pytest.raises(FedadcError, match=word):
         federation(cohort=cohort)
 
 
 def test_a_ratio_is_rounded_to_a_fixed_size() -> None:
-    assert federation(cohort=0.5).cohort == 3
-    assert federation(cohort=0.01).cohort == 1
-    assert federation(cohort=None).cohort == 6
+    assert federation(cohort=0.5).coordinator.cohort == 3
+    assert federation(cohort=0.01).coordinator.cohort == 1
+    assert federation(cohort=None).coordinator.cohort == 6
 
 
 def test_a_client_may_clear_its_state() -> None:

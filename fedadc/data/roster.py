@@ -1,0 +1,40 @@
+"""What a server knows about its clients before training: names, sizes and, if reported, label counts; no sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedadc.data.dataset import Array
+from fedadc.errors import FedadcError
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a federation, in the order of their numbers 0, 1, ..."""
+
+    sizes: Array  # int64 [clients], the number of training samples of every client
+    given_names: Sequence[str] | Array | None = None  # None: their numbers are their names
+    reported: Callable[[], Array] | None = None  # samples per client and class, [clients, classes]; None: not reported
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __repr__(self) -> str:
+        counts = "with" if self.reported else "without"
+        return f"Roster({len(self)} clients, {int(self.sizes.sum())} training samples, {counts} label counts)"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(map(str, range(len(self)) if self.given_names is None else self.given_names))
+
+    @cached_property
+    def mean_samples(self) -> float:
+        """The mean number of training samples over all clients."""
+        return int(self.sizes.sum()) / len(self)
+
+    def label_counts(self) -> Array:
+        if self.reported is None:
+            raise FedadcError("this selection needs label counts, which the clients do not report; use uniform.")
+        return self.reported()

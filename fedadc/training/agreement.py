@@ -1,0 +1,168 @@
+"""What the server and every client of a run agree on before training: the model, the method and all settings of both.
+
+Each half builds its own from the same settings. It holds no sample and no state of a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedadc.communication.ledger import Bytes, sizes
+from fedadc.communication.uplinks import Uplink
+from fedadc.data.batches import Augment, ClientData, Inputs
+from fedadc.data.dataset import Array, DataSpec, Samples
+from fedadc.errors import require
+from fedadc.methods.base import Method
+from fedadc.models.build import prefers_channels_last, probe
+from fedadc.models.flat import FlatModel
+from fedadc.models.vectors import State, Vector, vector_like
+from fedadc.training.server import Server
+from fedadc.views.local_work import LocalWork
+
+DELTA = "delta."  # begins the names under which an uplink's message is sent
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The model, the method and the settings that the server and all clients share."""
+
+    model: FlatModel  # a place to compute in: theta changes with every client
+    start: Vector  # the initial weights
+    example: Tensor  # two inputs of the model
+    server: Server  # the method's server half; clients need to know which vectors it sends
+    work: LocalWork
+    classes: int
+    inputs: Inputs
+    augment: Augment
+    uplink: Uplink
+    seed: int
+
+    @property
+    def method(self) -> Method:
+        return self.server.method
+
+    @property
+    def sent_part(self) -> slice:
+        """The part of theta that is sent."""
+        part = self.method.travels
+        return slice(None) if part == "all" else self.model.part(part)
+
+    def client_state(self, theta: Vector) -> State:
+        """The state of a client that is selected for the first time: the method's, the objective's, the uplink's."""
+        of_uplink = self.uplink.client_state(theta[self.sent_part]) if self.method.federated else {}
+        return {**self.method.client_state(theta), **self.method.objective.client_state(theta), **of_uplink}
+
+    def client_data(self, samples: Samples, indices: Array | None = None) -> ClientData:
+        """One client's data: all these samples, or those at its indices."""
+        own = np.arange(len(samples)) if indices is None else indices
+        return ClientData(samples, own, self.classes, self.inputs, self.augment)
+
+    def encoded(self, upload: State, client: State, rng: np.random.Generator) -> tuple[State, State]:
+        """An upload as it is sent, and what the uplink keeps at the client."""
+        part = self.sent_part
+        if "delta" not in upload or (self.uplink.exact and part == slice(None)):
+            return upload, {}
+        message, kept = self.uplink.encode(upload["delta"][part], client, rng)
+        others = {name: vector for name, vector in upload.items() if name != "delta"}
+        return {**{DELTA + name: tensor for name, tensor in message.items()}, **others}, kept
+
+    def decoded(self, upload: State) -> State:
+        """An upload as the method's `update` reads it, from what was sent."""
+        message = {name.removeprefix(DELTA): v for name, v in upload.items() if name.startswith(DELTA)}
+        if not message:
+            return upload
+        part, like = self.sent_part, self.model.theta
+        delta = self.uplink.decode(message, like[part].numel())
+        if part != slice(None):
+            delta = torch.zeros_like(like).index_copy(0, torch.arange(len(like))[part].to(like.device), delta)
+        delta = vector_like(delta, like, f"{type(self.uplink).__name__}.decode")
+        return {"delta": delta, **{name: v for name, v in upload.items() if not name.startswith(DELTA)}}
+
+    def bytes_of(self, upload: State) -> Bytes:
+        """The bytes of an upload as it is sent, by the name of the vector."""
+        sent: Bytes = {}
+        for name, size in sizes(upload).items():
+            vector = "delta" if name.startswith(DELTA) else name
+            sent[vector] = sent.get(vector, 0) + size
+        return sent
+
+    def fingerprint(self) -> str:
+        """A checksum of all settings and of the initial weights; a message carries it, so other runs are noticed."""
+        inputs = replace(self.inputs, device="any")  # server and clients may compute on different devices
+        settings = (self.server, self.work, self.classes, inputs, self.augment, self.uplink, self.seed)
+        digest = hashlib.sha256(repr((settings, self.start.dtype, self.start.shape)).encode())
+        digest.update(self.start.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def agree(
+    module: nn.Module,
+    spec: DataSpec,
+    server: Server,
+    *,
+    work: LocalWork,
+    augment: Augment,
+    uplink: Uplink,
+    seed: int,
+    channels_last: bool | None = None,
+    device: torch.device | str = "cpu",
+    samples: Samples | None = None,
+) -> Agreement:
+    """Check that a module works on data of this kind, and build an agreement; the module itself is not changed.
+
+    `samples` gives the batch for the check. A server, which has none, checks with a batch of zeros.
+    """
+    if samples is None:
+        samples = Samples(torch.zeros((2, *spec.input_shape), dtype=spec.dtype), torch.zeros(2, dtype=torch.int64))
+    device, model = torch.device(device), copy.deepcopy(module).cpu()
+    _check_augment(augment, spec)
+    inputs = _inputs_for(model, spec, samples, channels_last, device, seed)
+    example = inputs.gather(samples, np.arange(min(2, len(samples))))[0]
+    probe(model, example, len(spec.classes), seed)
+    flat = FlatModel(model, device)
+    agreement = Agreement(
+        model=flat, start=flat.theta.clone(), example=example.to(flat.device), server=server, work=work,
+        classes=len(spec.classes), inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
+        seed=seed,
+    )  # fmt: skip
+    require(
+        server.method.federated or uplink.exact,
+        f"{type(server.method).__name__} sends nothing that communication.uplink could compress.",
+    )
+    return agreement
+
+
+def _check_augment(augment: Augment, spec: DataSpec) -> None:
+    shape = list(spec.input_shape)
+    require(
+        not augment or len(shape) == 3,
+        f"augment needs images [channels, height, width], not inputs of shape {shape}.",
+    )
+    require(
+        not augment or augment.crop <= min(shape[1:]),
+        f"augment.crop is {augment.crop}, more than the images' {shape[1:]} pixels.",
+    )
+
+
+def _inputs_for(
+    model: nn.Module, spec: DataSpec, samples: Samples, channels_last: bool | None, device: torch.device, seed: int
+) -> Inputs:
+    """How samples become the inputs of a model that is still on the CPU."""
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    planes = Inputs(spec.normalization, dtype)
+    images = len(spec.input_shape) == 3
+    require(images or not channels_last, "channels_last is for images [channels, height, width].")
+    if not images or channels_last is False:
+        return planes
+    pixels = replace(planes, channels_last=True)
+    if channels_last:
+        return pixels
+    some = np.arange(min(2, len(samples)))
+    x, pixel_by_pixel = (inputs.gather(samples, some)[0] for inputs in (planes, pixels))
+    return pixels if device.type == "cpu" and prefers_channels_last(model, x, pixel_by_pixel, seed) else planes

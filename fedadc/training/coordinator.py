@@ -1,0 +1,117 @@
+"""The server's half of a federation: who takes part in a round, what is sent, and what follows from the uploads.
+
+It knows the agreement and a roster of the clients. It has no sample, and no client's state is read here.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Literal
+
+from fedadc.communication.clock import Clock
+from fedadc.communication.downlinks import Downlink, Pull
+from fedadc.communication.ledger import sizes
+from fedadc.communication.network import Network
+from fedadc.data.roster import Roster
+from fedadc.errors import require
+from fedadc.rng import generator
+from fedadc.selections import Selection, Uniform
+from fedadc.selections.cohorts import Cohorts
+from fedadc.training.agreement import Agreement
+from fedadc.training.client_states import ClientStates, Storage, Store
+from fedadc.training.faults import Faults
+from fedadc.training.replica import ServerReplica
+from fedadc.training.server import Server
+from fedadc.training.state import RunState
+from fedadc.views.setup import Setup
+
+Weighting = Literal["uniform", "samples"]
+
+
+class Coordinator:
+    """Everything that the outer loop (`rounds.train`) needs besides a way to run clients."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        roster: Roster,
+        *,
+        cohort: int | float | None = None,  # clients per round, as a number or as a share; None: all
+        selection: Selection | None = None,
+        weighting: Weighting = "uniform",
+        faults: Faults | None = None,
+        downlink: Downlink | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        require(weighting in ("uniform", "samples"), f"weighting must be uniform or samples, not {weighting!r}.")
+        self.agreement, self.roster, self.weighting = agreement, roster, weighting
+        self.faults = faults or Faults()
+        self.cohort = _cohort_size(cohort, len(roster))
+        self.select = Cohorts(selection or Uniform(), roster, self.cohort, agreement.seed)
+        self._check_settings()
+        self.downlink = self.server.downlink(agreement.start)  # names of the server vectors that are sent with theta
+        self.network = self._network(downlink or Pull(), clock)
+        self.replica = None
+        if self.network.downlink.tracks:
+            self.replica = ServerReplica.of(self.server, self.downlink, self.network.downlink, agreement.start)
+
+    @property
+    def server(self) -> Server:
+        return self.agreement.server
+
+    def _check_settings(self) -> None:
+        """Refuse what makes no sense together."""
+        agreement, method = self.agreement, self.server.method
+        setup = Setup(
+            agreement.model,
+            agreement.example,
+            agreement.work,
+            self.roster.sizes,
+            self.weighting,
+            agreement.uplink.exact,
+            self.server.ensembles.resets,
+        )
+        method.check(setup)
+        method.objective.check(setup)
+        self.server.check_names(agreement.start)
+
+    def _network(self, downlink: Downlink, clock: Clock | None) -> Network:
+        agreement, theta = self.agreement, self.agreement.start
+        devices = None
+        if clock is not None:  # names of a million clients are made only if a trace needs them
+            names = self.roster.names if clock.trace else range(len(self.roster))
+            devices = clock.devices(names, generator(agreement.seed, "clock"))
+        part, server = agreement.sent_part, self.server.start(theta)
+        sent = {"theta": theta[part], **{name: server[name] for name in self.downlink}}
+        full = sizes(sent) if self.server.method.federated else {}
+        return Network(downlink, devices, len(self.roster), agreement.seed, full, part, self.select)
+
+    def start(self, storage: Storage | None = None) -> RunState:
+        """The state before the first round."""
+        theta = self.agreement.start.clone()
+        states = ClientStates(Store(storage or Storage()))
+        return RunState(0, theta, self.server.start(theta), states, links=self.network.start())
+
+    def fits(self, state: RunState) -> bool:
+        """True if a state is one of this model and method."""
+        theta = self.agreement.start
+        kept = self.agreement.client_state(theta).keys()
+        some = next(iter(state.clients.values()), None)
+        return (
+            state.theta.shape == theta.shape
+            and self.server.start(theta).keys() <= state.server.keys()
+            and self.network.fits(state.links)
+            and (not some or kept <= some.keys())
+        )
+
+
+def _cohort_size(cohort: int | float | None, clients: int) -> int:
+    if cohort is None:
+        return clients
+    if isinstance(cohort, Integral) and not isinstance(cohort, bool):
+        require(cohort >= 1, f"cohort must be at least 1, not {cohort}.")
+        require(cohort <= clients, f"cohort is {cohort}, but there are only {clients} clients.")
+        return int(cohort)
+    is_number = isinstance(cohort, Real) and not isinstance(cohort, bool)
+    require(is_number and 0 < cohort <= 1, f"cohort must be in (0, 1] as a share of the clients, not {cohort!r}.")
+    return max(1, round(float(cohort) * clients))

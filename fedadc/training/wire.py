@@ -1,0 +1,192 @@
+"""Messages as bytes, and back. This is the whole of what passes between a server and its clients.
+
+A message is a safetensors file: named tensors, and one JSON header with a version, the kind of the message, the
+fingerprint of the agreement, and a few numbers. There is no pickle. The reader knows from its own agreement which
+names, types and sizes it may receive; it refuses everything else, and anything too large before it makes room for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedadc.errors import FedadcError, one_line, require
+from fedadc.models.vectors import State
+from fedadc.rng import generator
+from fedadc.system.files import to_safetensors
+from fedadc.training.agreement import DELTA, Agreement
+from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
+
+VERSION = 1
+HEADER = "fedadc"  # the only entry of a file's metadata: safetensors writes several in arbitrary order
+MAX_HEADER = 1 << 16  # bytes for names, shapes and numbers
+MAX_VECTORS = 16  # that a method may upload beside delta and what it tracks
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What is in the header of every message."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
+    version: int
+    kind: str
+    agreement: str  # the fingerprint
+    round: int
+    client: int
+
+
+@dataclass(frozen=True)
+class _TaskHeader(_Header):
+    lr: float
+    mean_samples: float
+    steps: int
+    counted: int
+
+
+@dataclass(frozen=True)
+class _ResultHeader(_Header):
+    loss: float | None  # None: not a number
+    finite: bool
+    keeps_state: bool
+
+
+class Wire:
+    """Writes and reads the messages of one run. Each half has its own, made from its own agreement."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self.agreement, self._fingerprint = agreement, agreement.fingerprint()
+        theta = agreement.start
+        server = agreement.server.start(theta)
+        self._down = {"theta": theta[agreement.sent_part]}
+        self._down |= {f"server.{name}": server[name] for name in agreement.server.downlink(theta)}
+        if not agreement.method.federated:
+            self._down = {}
+        self._up = self._uploads()
+
+    def write_task(self, broadcast: ServerBroadcast, task: ClientTask) -> bytes:
+        """What the server sends to one client."""
+        header = _TaskHeader(
+            VERSION, "task", self._fingerprint, broadcast.round, task.client,
+            lr=broadcast.lr, mean_samples=broadcast.mean_samples, steps=task.steps, counted=task.counted,
+        )  # fmt: skip
+        vectors = {"theta": broadcast.theta[self.agreement.sent_part]}
+        vectors |= {f"server.{name}": vector for name, vector in broadcast.server.items()}
+        return _packed(header, {name: vectors[name] for name in self._down})
+
+    def read_task(self, content: bytes) -> tuple[ServerBroadcast, ClientTask]:
+        """What a client reads. The part of theta that is not sent is that of the initial weights."""
+        header, tensors = self._unpacked(content, "task", _TaskHeader, _size(self._down))
+        _require_alike(tensors, self._down)
+        device = self.agreement.model.device
+        theta = self.agreement.start.clone()
+        if "theta" in tensors:
+            theta[self.agreement.sent_part] = tensors["theta"].to(device)
+        vectors = {name.removeprefix("server."): v.to(device) for name, v in tensors.items() if name != "theta"}
+        require(header.steps >= 1 and header.round >= 1, "the message asks for less than one step or round.")
+        broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_samples)
+        return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
+
+    def write_result(self, round: int, result: ClientResult, keeps_state: bool) -> bytes:
+        """What a client sends back. Its new state stays with it."""
+        loss = result.loss if math.isfinite(result.loss) else None
+        header = _ResultHeader(
+            VERSION, "result", self._fingerprint, round, result.client,
+            loss=loss, finite=result.finite, keeps_state=keeps_state,
+        )  # fmt: skip
+        return _packed(header, result.upload)
+
+    def read_result(self, content: bytes, round: int, task: ClientTask) -> tuple[ClientResult, bool]:
+        """What the server reads, and whether the client keeps a state. It must be the answer to this task."""
+        theta = self.agreement.start
+        most = _size(self._up) + MAX_VECTORS * theta.numel() * theta.element_size()
+        header, tensors = self._unpacked(content, "result", _ResultHeader, most)
+        asked, answered = (round, task.client), (header.round, header.client)
+        require(
+            asked == answered,
+            f"the result is of round {answered[0]}, client {answered[1]}, but round {round}, client {task.client} was "
+            "asked for.",
+        )
+        self._check_upload(tensors)
+        upload = {name: vector.to(theta.device) for name, vector in tensors.items()}
+        loss = math.nan if header.loss is None else header.loss
+        return ClientResult(header.client, upload, {}, loss, header.finite), header.keeps_state
+
+    def _uploads(self) -> State:
+        """An upload of zeros: what is expected of delta and of the tracked uploads."""
+        agreement, theta = self.agreement, self.agreement.start
+        if not agreement.method.federated:
+            return {}
+        zero, own = torch.zeros_like(theta), agreement.client_state(theta)
+        delta, _ = agreement.encoded({"delta": zero}, own, generator(0, "example of an upload"))
+        return {**delta, **dict.fromkeys(agreement.method.tracked, zero)}
+
+    def _check_upload(self, tensors: Mapping[str, Tensor]) -> None:
+        others = {name: v for name, v in tensors.items() if name not in self._up}
+        delta = [name for name in others if name == "delta" or name.startswith(DELTA)]
+        require(not delta, f"the upload has {', '.join(delta)[:60]}, which the uplink of this run does not send.")
+        _require_alike({name: v for name, v in tensors.items() if name in self._up}, self._up)
+        require(len(others) <= MAX_VECTORS, f"the upload has {len(others)} further vectors; {MAX_VECTORS} are allowed.")
+        for name, vector in others.items():  # of a user-defined method
+            require(
+                vector.numel() <= self.agreement.start.numel() and vector.dtype == self.agreement.start.dtype,
+                f"the upload's {name[:60]} is larger than the model, or has another type.",
+            )
+
+    def _unpacked(self, content: bytes, kind: str, cls: type[T], most: int) -> tuple[T, State]:
+        """The header and the tensors of a message that is not larger than expected."""
+        require(len(content) <= most + MAX_HEADER, f"a message of {len(content)} bytes is larger than a {kind} can be.")
+        try:
+            tree = json.loads(_metadata(content)[HEADER])
+            version, found, agreement = tree["version"], tree["kind"], tree["agreement"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise FedadcError("the message is damaged, or not one of fedadc.") from None
+        require(version == VERSION, f"the message has version {version!r:.20}; this fedadc reads version {VERSION}.")
+        require(found == kind, f"the message is a {found!r:.20}, but a {kind} is expected.")
+        require(
+            agreement == self._fingerprint, "the message is of another run: its settings or initial weights differ."
+        )
+        try:
+            header = TypeAdapter(cls).validate_json(json.dumps(tree), strict=True)
+            tensors: State = load(content)
+        except ValidationError as error:
+            raise FedadcError(f"the header of the message is wrong ({one_line(error)[:100]}).") from None
+        except SafetensorError as error:
+            raise FedadcError(f"the message is damaged ({one_line(error)}).") from None
+        return header, tensors
+
+
+def _packed(header: _Header, tensors: Mapping[str, Tensor]) -> bytes:
+    return to_safetensors(tensors, {HEADER: json.dumps(vars(header), allow_nan=False)})
+
+
+def _metadata(content: bytes) -> Any:
+    """The metadata of a safetensors file: its length is in the first 8 bytes, then comes JSON."""
+    length = int.from_bytes(content[:8], "little")
+    require(8 <= length <= min(MAX_HEADER, len(content) - 8), "the message is damaged, or not one of fedadc.")
+    return json.loads(content[8 : 8 + length])["__metadata__"]
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(v.numel() * v.element_size() for v in tensors.values())
+
+
+def _require_alike(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    names = sorted(tensors.keys() ^ expected.keys())
+    require(not names, f"the message lacks or should not have {', '.join(names)[:100]}.")
+    for name, tensor in tensors.items():
+        like = expected[name]
+        require(
+            tensor.shape == like.shape and tensor.dtype == like.dtype,
+            f"the message has {name} as {list(tensor.shape)} {tensor.dtype}, but it must be {list(like.shape)} "
+            f"{like.dtype}.",
+        )
