@@ -5,6 +5,7 @@ The clients of a federation are two index arrays. The samples of one client are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,6 +32,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Samples({len(self):,} of shape {_shape(self.x.shape[1:])})"
+
     def take(self, indices: Array) -> Samples:
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
         return Samples(self.x[chosen], self.y[chosen])
@@ -53,6 +57,9 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Clients({len(self):,} with {len(self.indices):,} samples)"
 
     def __getitem__(self, client: int) -> Array:
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
@@ -102,6 +109,16 @@ def _scaled(constants: Normalization, dtype: torch.dtype, device: torch.device, 
 
 
 @dataclass(frozen=True)
+class DataSpec:
+    """What the server and all clients agree on about the data, without any sample."""
+
+    input_shape: tuple[int, ...]
+    dtype: torch.dtype  # of the stored inputs
+    classes: tuple[str, ...]
+    normalization: Normalization
+
+
+@dataclass(frozen=True)
 class Dataset:
     """The splits of a data set, its class names, its normalization and the owners of its samples."""
 
@@ -138,6 +155,13 @@ class Dataset:
                 f"but training samples have shape {list(self.train.x.shape[1:])}.",
             )
 
+    def __repr__(self) -> str:
+        parts = [f"{len(samples):,} {split}" for split, samples in self.splits().items()]
+        if self.owners is not None:
+            parts.append(f"{len(np.unique(self.owners)):,} clients")
+        shape = f"shape {_shape(self.input_shape)}"
+        return f"Dataset({', '.join([self.name, *parts, shape, f'{len(self.classes):,} classes'])})"
+
     def splits(self) -> dict[str, Samples]:
         """The existing splits by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
@@ -146,3 +170,11 @@ class Dataset:
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec(self.input_shape, self.train.x.dtype, self.classes, self.normalization)
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
