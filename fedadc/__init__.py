@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from fedadc.communication.network import Communication
     from fedadc.communication.uplinks import EightBit, Full, TopK, Uplink
     from fedadc.config.settings import Config
-    from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_torch
+    from fedadc.data import (
+        Dataset,
+        HeldOut,
+        Normalization,
+        from_arrays,
+        from_clients,
+        from_csv,
+        from_images,
+        from_npz,
+        from_torch,
+    )
     from fedadc.data.batches import Augment, Batch
     from fedadc.errors import FedadcError
     from fedadc.evaluation.metrics import Evaluation
@@ -85,7 +95,10 @@ if TYPE_CHECKING:
 _HOME = {
     "runs.checkpoint": ("Checkpoints",),
     "config.settings": ("Config",),
-    "data": ("Dataset", "Normalization", "from_arrays", "from_clients", "from_torch"),
+    "data": (
+        "Dataset", "HeldOut", "Normalization", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz",
+        "from_torch",
+    ),
     "data.batches": ("Augment", "Batch"),
     "partitions": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
     "errors": ("FedadcError",),

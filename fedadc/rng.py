@@ -7,6 +7,7 @@ order, or how often the model was evaluated. A checkpoint needs no generator sta
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,13 +15,17 @@ import numpy as np
 import torch
 
 
-def _key(seed: int, purpose: str, round: int, client: int, size: int) -> int:
-    text = f"{seed}|{purpose}|{round}|{client}".encode()
+def _key(seed: int, purpose: str, round: int, client: int | str, size: int) -> int:
+    who = json.dumps(client) if isinstance(client, str) else client  # quoted: the name "5" is not the number 5
+    text = f"{seed}|{purpose}|{round}|{who}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=size).digest(), "little")
 
 
-def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
-    """A new NumPy generator for this purpose, round and client (-1: the server)."""
+def generator(seed: int, purpose: str, round: int = 0, client: int | str = -1) -> np.random.Generator:
+    """A new NumPy generator for this purpose, round and client (-1: the server).
+
+    Before training, a client is known by its name: its number depends on who else takes part.
+    """
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, round, client, 16)))
 
 

@@ -19,6 +19,13 @@ def test_keys_do_not_run_into_each_other() -> None:
     assert generator(1, "a", 12, 3).integers(2**62) != generator(1, "a", 1, 23).integers(2**62)
 
 
+def test_a_client_may_be_a_name_and_a_name_is_no_number() -> None:
+    clients = (5, -1, "5", "-1", '"5"', "north", "Nørd", "\ud800")
+    draws = [generator(0, "hold out test", client=client).integers(2**62) for client in clients]
+    assert len(set(draws)) == len(draws)
+    assert generator(0, "x", client="a").integers(2**62) == generator(0, "x", client="a").integers(2**62)
+
+
 def test_the_same_key_is_the_same_stream() -> None:
     assert generator(5, "x", 2, 3).normal(size=4).tolist() == generator(5, "x", 2, 3).normal(size=4).tolist()
 

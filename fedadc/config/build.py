@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from fedadc.config.settings import Config, DataConfig, Init, ModelConfig
 from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
-from fedadc.data.split import hold_out
+from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.federation import Federation
 from fedadc.methods import Method
@@ -31,8 +32,8 @@ from fedadc.training.coordinator import Coordinator
 from fedadc.training.server import Server
 
 # parameters of loaders and models that have a config key of their own or are filled in
-NOT_OPTIONS = {"data_dir", "path", "test", "input_shape", "classes", "self"}
-DEFAULT_TEST_SHARE = 0.2
+NOT_OPTIONS = {"data_dir", "path", "test", "held_out", "input_shape", "classes", "self"}
+FILLED_IN = {"data_dir", "held_out"}  # parameters of loaders that no config sets
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,9 @@ def _cohort(config: Config) -> int | float | None:
 
 @contextmanager
 def words_of_the_config(config: Config) -> Iterator[None]:
-    """Let an error name the config key where it begins with the name of an argument of `Federation`."""
-    keys = {
-        "clients": "data.clients",
-        "partition": "data.partition",
-        "augment": "data.augment",
-        "augment.crop": "data.augment.crop",
+    """Let an error that begins with an argument of `Federation` or of a loader name the key of the config instead."""
+    keys = {name: f"data.{name}" for name in (*DataConfig.__dataclass_fields__, *config.data.options)}
+    keys |= {
         "cohort": "cohort.size" if config.cohort.ratio is None else "cohort.ratio",
         "selection": "cohort.selection",
         "weighting": "cohort.weighting",
@@ -154,9 +152,9 @@ def words_of_the_config(config: Config) -> Iterator[None]:
     try:
         yield
     except FedadcError as error:
-        first, space, rest = str(error).partition(" ")
-        if first in keys:
-            raise type(error)(f"{keys[first]}{space}{rest}") from error
+        argument = re.match(r"\w+(?=: |\.| must | is | needs )", str(error))
+        if argument and argument[0] in keys:
+            raise type(error)(keys[argument[0]] + str(error)[argument.end() :]) from error
         raise
 
 
@@ -199,18 +197,19 @@ def complete(config: Config) -> Config:
 
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
     """Load the data, hold out test and validation shares, and return the config with these settings filled in."""
-    data, options = _run_loader(config, data_dir)
-    node = replace(config.data, options=options)
-    seed = config.seed if node.seed is None else node.seed
-    if isinstance(node.test, str):
-        require(data.test is not None, f"data.test: loader {node.name} returned no test data for {node.test}.")
-    elif data.test is None:
-        node = replace(node, test=DEFAULT_TEST_SHARE if node.test is None else node.test)
-        data = hold_out(data, float(node.test or 0), "test", seed)
-    else:
-        require(node.test is None, f"data {node.name} already has test data; remove data.test.")
-    if node.validation is not None:
-        data = hold_out(data, float(node.validation), "validation", seed)
+    node = config.data
+    file = node.test if isinstance(node.test, str) else None
+    with words_of_the_config(config):
+        share = None if isinstance(node.test, str) else DEFAULT_TEST_SHARE if node.test is None else node.test
+        held_out = HeldOut(share, node.validation, config.seed if node.seed is None else node.seed)
+        data, options, is_split = _run_loader(config, data_dir, held_out)
+        if is_split or share is None:
+            require(data.test is not None, f"data.test: loader {node.name} returned no test data for {node.test}.")
+        elif data.test is not None:
+            require(node.test is None, f"data {node.name} already has test data; remove data.test.")
+            held_out = replace(held_out, test=None)
+        data = data if is_split else held_out(data)
+    node = replace(node, options=options, test=file or held_out.test)
     if node.normalize is not None:
         channels = data.input_shape[0]
         require(
@@ -222,8 +221,11 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
     return replace(config, data=replace(node, partition=node.partition or default_partition(data, node.clients))), data
 
 
-def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, dict[str, Any]]:
-    """Call the loader with the arguments that it accepts; return its data and its options with defaults filled in."""
+def _run_loader(config: Config, data_dir: str | Path | None, held_out: HeldOut) -> tuple[Dataset, dict[str, Any], bool]:
+    """Call the loader with the arguments that it accepts.
+
+    Returns its data, its options with defaults filled in, and whether it has held out the shares itself.
+    """
     node = config.data
     loader = config.schema.lookup("data", node.name, DATASETS)
     try:
@@ -233,11 +235,11 @@ def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, d
     parameters = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     arguments: dict[str, Any] = {}
     for key, value in node.options.items():
-        if key not in parameters or key == "data_dir":
-            raise unknown("data: key", key, {*parameters, *DataConfig.__dataclass_fields__} - {"data_dir", "options"})
+        if key not in parameters or key in FILLED_IN:
+            raise unknown("data: key", key, {*parameters, *DataConfig.__dataclass_fields__} - FILLED_IN - {"options"})
         arguments[key] = leaf(hints[key], value, f"data.{key}") if key in hints else value
-    if "data_dir" in parameters:
-        arguments["data_dir"] = data_dir
+    filled_in = {"data_dir": data_dir, "held_out": held_out}
+    arguments |= {name: value for name, value in filled_in.items() if name in parameters}
     for key, file in (("path", node.path), ("test", node.test if isinstance(node.test, str) else None)):
         require(file is None or key in parameters, f"data.{key} as a file does not apply to {node.name}.")
         if file is not None:
@@ -252,7 +254,7 @@ def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, d
     except Exception as error:  # a bug in a user-defined loader
         raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
     require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
-    return data, _with_defaults(parameters, node.options)
+    return data, _with_defaults(parameters, node.options), "held_out" in parameters
 
 
 def _with_defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:

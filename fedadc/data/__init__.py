@@ -1,20 +1,22 @@
 """Data sets and the table of their loaders.
 
 A loader is a function that returns a `Dataset`. Its docstring is shown by `fedadc list datasets`. Arguments are passed
-by name: `data_dir` (the folder to search for built-in data sets), `path` and `test` (the user's files or folders), and
-the loader's own settings.
+by name: `data_dir` (the folder to search for built-in data sets), `path` and `test` (the user's files or folders),
+`held_out` (a `HeldOut`: the shares that the loader itself must hold out, because it fits something on the training rows;
+for loaders without this parameter it is done afterwards), and the loader's own settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedadc.data.dataset import Clients, Dataset, Normalization, Samples
+from fedadc.data.dataset import Clients, Dataset, DataSpec, Normalization, Samples
 from fedadc.data.loaders.arrays import from_arrays, from_clients, from_torch
 from fedadc.data.loaders.builtin import cifar10, cifar100, digits, fashion_mnist, mnist
-from fedadc.data.loaders.csv import csv_table
-from fedadc.data.loaders.images import image_folder
-from fedadc.data.loaders.npz import npz
+from fedadc.data.loaders.csv import csv_table, from_csv
+from fedadc.data.loaders.images import from_images, image_folder
+from fedadc.data.loaders.npz import from_npz, npz
+from fedadc.data.split import HeldOut
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -28,5 +30,6 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 __all__ = [
-    "DATASETS", "Clients", "Dataset", "Normalization", "Samples", "from_arrays", "from_clients", "from_torch",
+    "DATASETS", "Clients", "DataSpec", "Dataset", "HeldOut", "Normalization", "Samples", "from_arrays", "from_clients",
+    "from_csv", "from_images", "from_npz", "from_torch",
 ]  # fmt: skip

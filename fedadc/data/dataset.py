@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedadc.data.encoding import TableEncoding
 from fedadc.errors import FedadcError, require
 
 Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
@@ -132,6 +133,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # remarks of the loader for the user
     test_owners: Array | None = None  # the client id of every test sample, if known
     validation_owners: Array | None = None  # the client id of every validation sample, if known
+    encoding: TableEncoding | None = None  # of a table: how its rows became samples
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.")

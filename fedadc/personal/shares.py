@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedadc.config.build import DEFAULT_TEST_SHARE, Plan, load_data
+from fedadc.config.build import Plan, load_data
 from fedadc.config.settings import Config
 from fedadc.config.yaml import overlay, read_yaml
 from fedadc.data.dataset import Clients, Dataset, Samples
+from fedadc.data.loaders.csv import csv_like
 from fedadc.data.loaders.npz import npz_like
 from fedadc.data.shares import local_shares, shares_by_name
-from fedadc.data.split import hold_out
+from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.partitions import Natural, deal
 from fedadc.rng import generator
@@ -114,14 +115,11 @@ def _read_data_file(
     """The data of an .npz or .csv file with the classes (and columns) of the run, its clients, and True: natural."""
     config = plan.config
     if config.data.name == "csv":
-        as_test = replace(config, data=replace(config.data, test=str(file.resolve()), validation=None))
         require(file.suffix.lower() == ".csv", f"--data: {file.name} must be a .csv, like the run's data, or a .yaml.")
         try:
-            read = load_data(as_test, data_dir)[1]
+            new = csv_like(file, plan.federation.data)
         except FedadcError as error:
             raise FedadcError(f"--data: {file.name} does not fit the run ({one_line(error).rstrip('.')}).") from error
-        assert read.test is not None
-        new = replace(read, train=read.test, owners=read.test_owners, test=None, test_owners=None)
     else:
         require(file.suffix.lower() == ".npz", f"--data: {file.name} must be .npz or .yaml (.csv for csv data).")
         new = npz_like(file, plan.federation.data)
@@ -132,7 +130,7 @@ def _read_data_file(
     require(not unknown, f"{file} names the clients {', '.join(unknown[:3])}, which the run does not have.")
     if new.test is None:
         share = config.data.test if isinstance(config.data.test, float) else DEFAULT_TEST_SHARE
-        new = hold_out(new, share, "test", _seed(config))
+        new = HeldOut(share, seed=_seed(config))(new)
     assert new.owners is not None
     return new, shares_by_name(new.owners, names), True
 

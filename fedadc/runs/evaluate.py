@@ -38,17 +38,14 @@ def evaluate_run(
     )
     main_file = saved_model(recorded)
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
-    data = config.data
-    if other is not None and data.name == "csv":  # a table is read with the columns of the training table
-        data = replace(data, test=str(other.resolve()))
     require(other is None or other.exists(), f"--data: there is no {other}.")
     model = replace(config.model, weights=None)
-    config = replace(config, evaluate=evaluation, model=model, data=data, storage=Storage())
+    config = replace(config, evaluate=evaluation, model=model, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
     federation, train = plan.federation, plan.federation.data.train
     splits = federation.counter.splits
     if other is not None:
-        samples = splits["test"] if data.name == "csv" else read_samples(other, federation.data)
+        samples = read_samples(other, federation.data)
         require(
             samples.x.shape[1:] == train.x.shape[1:] and samples.x.dtype == train.x.dtype,
             f"{other} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "

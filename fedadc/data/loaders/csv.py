@@ -1,86 +1,105 @@
 """Load a CSV table with a label column and, for a natural federation, a client column.
 
-Columns are encoded in the same way for all clients. The encoding depends on the config and on which values occur, never
-on statistics of the pooled data:
-
-- A number becomes (value - center) / spread, with the constants of `data.scale`; without them it is not changed.
-- A missing number becomes the center, and an extra indicator column is set to 1.
-- A text column becomes one column per category. A missing text is a category of its own.
-
-The notes of the data set describe the encoding of every column.
+Rows are held out first. The encoding (`fedadc.data.encoding`) is then fit on the training rows alone, from a summary of
+each client's own ones, and applied to all rows. So a site that has only its own rows gets the same samples as a
+simulation that has everybody's. The notes of the data set describe the encoding of every column.
 """
 
 from __future__ import annotations
 
 import csv
-import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import torch
 
-from fedadc.data.dataset import Array, Dataset
+from fedadc.data.dataset import Array, Clients, Dataset, Samples
+from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, refuse_stray_texts
+from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.arrays import from_arrays
 from fedadc.data.loaders.limits import require_proportionate
+from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
+from fedadc.data.summaries import Fields, TableSummary, merge, summaries
 from fedadc.errors import FedadcError, one_line, require, require_file, unknown
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-MISSING_CATEGORY = "(missing)"
 MAX_COLUMNS = 100_000
-INTEGER = re.compile(r"[+-]?\d{1,18}")  # every number of 18 digits fits into int64
-MAX_MAGNITUDE = 1e30  # larger values would overflow in float32 arithmetic
 INTERNED = 10_000  # distinct fields remembered at once
 
 
 @dataclass(frozen=True)
-class Column:
-    """How one column is encoded as features."""
+class Table:
+    """The rows of a CSV file."""
 
-    name: str
-    categories: tuple[str, ...] | None  # None: a numeric column
-    has_missing: bool
-    center: float = 0.0
-    spread: float = 1.0
-    scaled: bool = False
+    path: Path
+    values: Mapping[str, Sequence[str]]  # of every column, by its name
+    label: str
+    client: str | None
+    used: tuple[str, ...]  # the columns that become features
 
-    @property
-    def width(self) -> int:
-        """The number of features."""
-        return 1 + self.has_missing if self.categories is None else len(self.categories)
+    @cached_property
+    def labels(self) -> list[str]:
+        return _stripped(self.values[self.label], self.path, "label")
 
-    def encode(self, values: Sequence[str], where: str) -> Array:
-        """The features of these values, [rows, width]."""
-        missing = np.array([v.strip().lower() in MISSING for v in values])
-        if self.categories is not None:
-            code = {c: i for i, c in enumerate(self.categories)}
-            one_hot = np.zeros((len(values), len(self.categories)), dtype=np.float32)
-            for row, value in enumerate(values):  # a category that does not occur in training is all zeros
-                position = code.get(MISSING_CATEGORY if missing[row] else value.strip())
-                if position is not None:
-                    one_hot[row, position] = 1
-            return one_hot
-        numbers = np.full(len(values), self.center)
-        for row in np.flatnonzero(~missing).tolist():
-            number = _number(values[row])
-            if number is None:
-                value = reprlib.repr(values[row])
-                raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {value} is not a number.")
-            numbers[row] = number
-        scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
-        return np.hstack([scaled, missing[:, None].astype(np.float32)]) if self.has_missing else scaled
+    @cached_property
+    def owners(self) -> Array | None:
+        """The client of every row, in a natural federation."""
+        if self.client is None or self.client not in self.values:
+            return None
+        owners = np.array(_stripped(self.values[self.client], self.path, "client"))
+        missing = owners == ""
+        require(not missing.any(), f"{self.path}, row {int(missing.argmax()) + 2}: the client is missing.")
+        return owners
 
-    def describe(self, values: Sequence[str]) -> str:
-        """One line about the encoding, for the notes of the data set."""
-        if self.categories is not None:
-            return f"{self.name}: text, {len(self.categories)} categories"
-        numbers = np.fromiter((n for v in values if (n := _number(v)) is not None), dtype=np.float64)
-        low, high = (numbers.min(), numbers.max()) if len(numbers) else (0, 0)
-        text = f"{self.name}: number, {low:g} to {high:g}"
-        text += f", scaled by ({self.center:g}, {self.spread:g})" if self.scaled else ", not scaled"
-        return text + (", missing values marked" if self.has_missing else "")
+    @cached_property
+    def fields(self) -> dict[str, Fields]:
+        return {name: Fields.read(self.values[name]) for name in self.used}
+
+    def split(self, held_out: HeldOut) -> SplitRows:
+        """The rows of every split.
+
+        A client holds out shares of its labels as they are written: whether "01" and "1" are one number or two names
+        depends on the other clients.
+        """
+        if self.owners is not None:
+            code = {label: i for i, label in enumerate(dict.fromkeys(self.labels))}
+            return held_out.rows(np.array([code[label] for label in self.labels]), self.owners)
+        classes, integers = fit_labels(sorted(set(self.labels)), self.label, self.locate)
+        return held_out.rows(TableEncoding((), self.label, None, classes, integers).codes(self.labels, str(self.path)))
+
+    def summaries(self, rows: Array, as_text: Collection[str] = ()) -> list[TableSummary]:
+        """The summaries of all clients, each made of its own rows among these; without clients, one of all rows."""
+        clients = [rows]
+        if self.owners is not None:
+            owner = np.unique(self.owners[rows], return_inverse=True)[1].reshape(-1)
+            shares = Clients.from_owner(owner, int(owner.max()) + 1)
+            clients = [rows[shares[k]] for k in range(len(shares))]
+        return summaries(self.fields, self.labels, clients, as_text)
+
+    def locate(self, column: str, texts: Collection[str]) -> tuple[str, str]:
+        """The first row in which a column has one of these texts, and the text."""
+        wanted = set(texts)
+        found = ((row, value.strip()) for row, value in enumerate(self.values[column], start=2))
+        row, text = next((row, text) for row, text in found if text in wanted)
+        return f"{self.path}, row {row}", text
+
+    def samples(self, encoding: TableEncoding) -> Samples:
+        """All rows, encoded."""
+        widest = max(encoding.columns, key=lambda column: column.width)
+        rows = len(self.labels)
+        require_proportionate(
+            4 * rows * encoding.width,
+            self.path.stat().st_size,
+            f"{self.path}: {encoding.width} features of {rows} rows, {widest.width} of them for column {widest.name},",
+            f"leave out such columns with drop: [{widest.name}]",
+        )
+        x = encoding.features(self.fields, str(self.path))
+        return Samples(torch.from_numpy(x), torch.from_numpy(encoding.codes(self.labels, str(self.path))))
 
 
 def csv_table(
@@ -90,35 +109,99 @@ def csv_table(
     test: Path | None = None,
     drop: list[str] | None = None,
     scale: dict[str, list[float]] | None = None,
+    held_out: HeldOut = HeldOut(),  # noqa: B008: frozen
 ) -> Dataset:
     """your own table: a CSV file with a label column and, optionally, a client column"""
+    table, scale = read_table(path, label, client, drop, scale), scale or {}
+    rows = table.split(held_out)
+    summary = merge(table.summaries(rows.train))
+    refuse_stray_texts(summary, scale, table.locate)
+    if summary.mixed:
+        summary = merge(table.summaries(rows.train, as_text=summary.mixed))
+    encoding = fit_encoding(summary, table, scale)
+    samples = table.samples(encoding)
+    data = from_arrays(samples.x, samples.y, owners=table.owners, name=path.name)
+    data = replace(data, classes=encoding.classes, encoding=encoding, notes=_notes(encoding, summary))
+    if test is not None:
+        further = csv_like(test, data)
+        data = replace(data, test=further.train, test_owners=further.owners)
+    return held_out.divide(data, rows)
+
+
+def from_csv(
+    path: str | Path,
+    label: str,
+    client: str | None = None,
+    test: str | Path | float | None = None,
+    validation: float | None = None,
+    drop: Sequence[str] | None = None,
+    scale: Mapping[str, Sequence[float]] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from a CSV file with a label column and, for a natural federation, a client column.
+
+    `test` is a file or the share to hold out, by default 20 %; `validation` is a share of the rest. Nothing about held
+    out rows enters the encoding of the columns, so the shares cannot be held out later. `scale` has the center and the
+    spread of number columns, {"age": (40, 12)}.
+    """
+    file, share = file_or_share(test)
+    held_out = HeldOut(DEFAULT_TEST_SHARE if test is None else share, validation, seed)
+    require(not isinstance(drop, str), f"drop must be a list of columns, not {drop!r:.60}.")
+    require(
+        scale is None or isinstance(scale, Mapping),
+        f"scale must map columns to (center, spread), not {scale!r:.60}.",
+    )
+    constants = cast(dict[str, list[float]], dict(scale or {}))
+    return csv_table(path_of(path), label, client, file, list(drop or ()), constants, held_out)
+
+
+def fit_encoding(summary: TableSummary, table: Table, scale: Mapping[str, Sequence[float]]) -> TableEncoding:
+    """The encoding that all clients use, from their merged summary."""
+    classes, integers = fit_labels(summary.labels, table.label, table.locate)
+    return TableEncoding(fit_columns(summary, scale), table.label, table.client, classes, integers)
+
+
+def csv_like(path: Path, like: Dataset) -> Dataset:
+    """A data set from a CSV file, with the columns and classes of an existing one."""
+    encoding = like.encoding
+    assert encoding is not None
+    values = _read(path)
+    used = tuple(column.name for column in encoding.columns)
+    missing = [name for name in (encoding.label, *used) if name not in values]
+    require(not missing, f"{path} lacks the column {', '.join(missing)}.")
+    table = Table(path, values, encoding.label, encoding.client, used)
+    samples = table.samples(encoding)
+    return Dataset(path.name, samples, like.classes, None, None, like.normalization, table.owners, encoding=encoding)
+
+
+def read_table(
+    path: Path, label: str, client: str | None, drop: Sequence[str] | None, scale: Mapping[str, Sequence[float]] | None
+) -> Table:
+    """The table in a file, with these columns."""
     values = _read(path)
     for name in filter(None, [label, client, *(drop or []), *(scale or {})]):
         if name not in values and len(values) == 1:
             raise FedadcError(f"{path} has only one column, {[*values]}; separate columns by commas.")
         if name not in values:
             raise unknown(f"{path}: column", name, values)
-    used = [name for name in values if name not in {label, client, *(drop or [])}]
+    used = tuple(name for name in values if name not in {label, client, *(drop or [])})
     require(bool(used), f"{path} has no feature column left besides the label, client and dropped columns.")
-    columns = [_column(path, name, values[name], scale or {}) for name in used]
-    x, labels = _features(path, columns, values), _labels(values[label], path)
-    test_pair, test_owners, as_text = None, None, labels.dtype.kind == "U"
-    if test is not None:
-        test_values = _read(test)
-        missing = [name for name in [label, *used] if name not in test_values]
-        require(not missing, f"{test} lacks the column {', '.join(missing)}.")
-        test_pair = _features(test, columns, test_values), _labels(test_values[label], test, as_text)
-        test_owners = _texts(test_values[client], test, "client") if client in test_values else None
-    owners = None if client is None else _texts(values[client], path, "client")
-    data = from_arrays(x, labels, test_pair, owners=owners, test_owners=test_owners, name=path.name)
-    notes = [c.describe(values[c.name]) for c in columns]
-    wide = [c.name for c in columns if c.categories is None and not c.scaled and _is_wide(values[c.name])]
+    return Table(path, values, label, client, used)
+
+
+def _notes(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ...]:
+    notes, wide = [], []
+    for column in encoding.columns:
+        found = summary.columns[column.name]
+        notes.append(column.describe(found))
+        if column.categories is None and not column.scaled and max(-(found.low or 0), found.high or 0) > 10:
+            wide.append(column.name)
     if wide:
         notes.append(
             f"{', '.join(wide)} has values beyond ±10 and is not scaled: training may be slow or diverge; set "
-            f"data.scale, e.g. {{{wide[0]}: [center, spread]}}"
+            f"the scale of the data, e.g. {{{wide[0]}: [center, spread]}}"
         )
-    return replace(data, notes=tuple(notes))
+    return tuple(notes)
 
 
 def _read(path: Path) -> dict[str, list[str]]:
@@ -158,57 +241,8 @@ def _fill(columns: list[list[str]], rows: Iterable[list[str]], path: Path) -> No
             interned.clear()
 
 
-def _features(path: Path, columns: Sequence[Column], values: Mapping[str, Sequence[str]]) -> Array:
-    rows = len(values[columns[0].name])
-    widths = [column.width for column in columns]
-    widest = columns[int(np.argmax(widths))]
-    require_proportionate(
-        4 * rows * sum(widths),
-        path.stat().st_size,
-        f"{path}: {sum(widths)} features of {rows} rows, {widest.width} of them for column {widest.name},",
-        f"leave out such columns with data.drop: [{widest.name}]",
-    )
-    x = np.empty((rows, sum(widths)), dtype=np.float32)
-    for column, end in zip(columns, np.cumsum(widths).tolist(), strict=True):
-        x[:, end - column.width : end] = column.encode(values[column.name], str(path))
-    return x
-
-
-def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Sequence[float]]) -> Column:
-    present = [v.strip() for v in values if v.strip().lower() not in MISSING]
-    has_missing = len(present) < len(values)
-    texts = [v for v in present if _number(v) is None]
-    if texts:
-        if name in scale or 2 * len(texts) <= len(present):
-            why = "data.scale needs numbers" if name in scale else "most values of the column are numbers"
-            row = next(i for i, v in enumerate(values, start=2) if v.strip() == texts[0])
-            raise FedadcError(f"{path}, row {row}, column {name}: {reprlib.repr(texts[0])} is not a number, but {why}.")
-        categories = sorted(set(present)) + ([MISSING_CATEGORY] if has_missing else [])
-        return Column(name, tuple(categories), has_missing)
-    if name not in scale:
-        return Column(name, None, has_missing)
-    constants = scale[name]
-    require(
-        len(constants) == 2 and constants[1] > 0,
-        f"data.scale.{name} must be [center, spread] with a spread above 0, not {list(constants)}.",
-    )
-    return Column(name, None, has_missing, constants[0], constants[1], scaled=True)
-
-
-def _labels(values: Sequence[str], path: Path, as_text: bool = False) -> Array:
-    """Integer labels if all values are integers, otherwise text. `as_text`: the training labels are text."""
-    text_rows = [row for row, v in enumerate(values, start=2) if not INTEGER.fullmatch(v.strip())]
-    missing = [row for row in text_rows if values[row - 2].strip().lower() in MISSING]
-    if text_rows == missing != [] and len(text_rows) < len(values):  # among integer labels, "nan" is not a class name
-        row = text_rows[0]
-        raise FedadcError(f"{path}, row {row}: the label is missing (its value is {values[row - 2].strip()!r}).")
-    if not as_text and not text_rows:
-        return np.fromiter((int(v.strip()) for v in values), dtype=np.int64, count=len(values))
-    return _texts(values, path, "label")
-
-
-def _texts(values: Sequence[str], path: Path, what: str) -> Array:
-    """The stripped values as a NumPy array, whose memory is proportional to the length of the longest value."""
+def _stripped(values: Sequence[str], path: Path, what: str) -> list[str]:
+    """The values without white space around them. Long ones are refused: a NumPy array of them would be large."""
     stripped = [v.strip() for v in values]
     longest = max(range(len(stripped)), key=lambda row: len(stripped[row]))
     require_proportionate(
@@ -217,20 +251,4 @@ def _texts(values: Sequence[str], path: Path, what: str) -> Array:
         f"{path}, row {longest + 2}: a {what} of {len(stripped[longest])} characters",
         f"use short {what} names",
     )
-    texts = np.array(stripped)
-    empty = texts == ""
-    require(not empty.any(), f"{path}, row {int(empty.argmax()) + 2}: the {what} is missing.")
-    return texts
-
-
-def _number(text: str) -> float | None:
-    """The number that a field contains; None if it contains none, or one that is too large."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) <= MAX_MAGNITUDE else None
-
-
-def _is_wide(values: Sequence[str]) -> bool:
-    return any(abs(n) > 10 for v in values if (n := _number(v)) is not None)
+    return stripped

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedadc.data.dataset import Array, Dataset
+from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.arrays import from_arrays
 from fedadc.data.loaders.limits import require_proportionate
+from fedadc.data.split import HeldOut
 from fedadc.errors import FedadcError, one_line, require
 
 if TYPE_CHECKING:
@@ -25,11 +27,11 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # not EPS, for w
 
 def image_folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
     """your own images: one folder per class, or train/ and test/ with one folder per class each"""
-    require(path.is_dir(), f"data.path: there is no folder {path}.")
+    require(path.is_dir(), f"path: there is no folder {path}.")
     name = path.name
     if test is None and (path / "test").is_dir() and (path / "train").is_dir():
         path, test = path / "train", path / "test"
-    require(size is None or size >= 1, f"data.size must be at least 1, not {size}.")
+    require(size is None or size >= 1, f"size must be at least 1, not {size}.")
     pixels = None if size is None else (size, size)
     train = read_images(path, pixels)
     test_pair = read_images(test, pixels) if test is not None else None
@@ -38,6 +40,23 @@ def image_folder(path: Path, test: Path | None = None, size: int | None = None) 
             (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, test_pair)
         )
     return from_arrays(*train, test_pair, name=name)
+
+
+def from_images(
+    path: str | Path,
+    test: str | Path | float | None = None,
+    size: int | None = None,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from one folder of images per class, or from train/ and test/ with one folder per class each.
+
+    `test` is another such folder or a share to hold out, and `validation` is a share of the rest; `seed` draws them.
+    `size` scales all images to this many pixels a side.
+    """
+    folder, share = file_or_share(test)
+    return HeldOut(share, validation, seed)(image_folder(path_of(path), folder, size))
 
 
 def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Array]:
@@ -68,12 +87,12 @@ def _read_all(
             if not images:
                 width, height = pixels or image.size
                 what = f"{path}: {len(files)} images of {width}×{height} pixels"
-                require_proportionate(3 * width * height * len(files), sum(sizes), what, "set a smaller data.size")
+                require_proportionate(3 * width * height * len(files), sum(sizes), what, "set a smaller size")
             images.append(_decoded(image, file, pixels))
         require(
             images[-1].shape[:2] == images[0].shape[:2],
             f"{file} has {images[-1].shape[1]}×{images[-1].shape[0]} pixels, but {files[0][0].name} has "
-            f"{images[0].shape[1]}×{images[0].shape[0]}; set data.size to scale all images to one size.",
+            f"{images[0].shape[1]}×{images[0].shape[0]}; set size to scale all images to one size.",
         )
     return images
 

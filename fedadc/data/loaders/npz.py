@@ -12,8 +12,10 @@ from typing import IO
 import numpy as np
 
 from fedadc.data.dataset import Array, Dataset, Samples
+from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.arrays import Pair, checked_owners, from_arrays, samples_like
 from fedadc.data.loaders.limits import require_proportionate
+from fedadc.data.split import HeldOut
 from fedadc.errors import FedadcError, one_line, require, require_file
 
 MAX_ARRAYS = 1000  # a data set needs fewer than ten
@@ -32,6 +34,17 @@ def npz(path: Path, test: Path | None = None) -> Dataset:
         test_pair = pair_in(arrays, path, ("_test",))
     train, owners = pair_in(arrays, path, ("", "_train")), arrays.get("client")
     return from_arrays(*train, test_pair, owners=owners, test_owners=test_owners, name=path.name)
+
+
+def from_npz(
+    path: str | Path, test: str | Path | float | None = None, *, validation: float | None = None, seed: int = 0
+) -> Dataset:
+    """A data set from an .npz file with x and y; optionally x_test, y_test, client and client_test.
+
+    `test` is another such file or a share to hold out, and `validation` is a share of the rest; `seed` draws them.
+    """
+    file, share = file_or_share(test)
+    return HeldOut(share, validation, seed)(npz(path_of(path), file))
 
 
 def npz_like(path: Path, like: Dataset) -> Dataset:

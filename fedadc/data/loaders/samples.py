@@ -1,4 +1,4 @@
-"""Read further samples for an existing data set, from an .npz file or a folder of images."""
+"""Read further samples for an existing data set, from an .npz file, a folder of images or, for a table, a table."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import numpy as np
 
 from fedadc.data.dataset import Dataset, Samples
 from fedadc.data.loaders.arrays import samples_like
+from fedadc.data.loaders.csv import csv_like
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
 from fedadc.errors import require
 
 
 def read_samples(path: Path, like: Dataset) -> Samples:
-    """Samples from an .npz file or a folder of images, converted to the classes and input shape of `like`."""
+    """Samples from a file or a folder of images, converted to the classes and input shape of `like`."""
+    if like.encoding is not None:
+        return csv_like(path, like).train
     if path.is_dir():
         path = path / "test" if (path / "test").is_dir() else path
         require(
