@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -16,8 +17,10 @@ from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
 from fedadc.data.batches import Augment
 from fedadc.data.dataset import Clients, Dataset
+from fedadc.data.loaders.arrays import inputs_like
 from fedadc.data.roster import Roster
 from fedadc.data.shares import local_shares, shares_by_name
+from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
@@ -26,12 +29,11 @@ from fedadc.evaluation.evaluator import Evaluator, models_of, until
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
 from fedadc.models.flat import FlatModel
-from fedadc.objectives import Objective
-from fedadc.partitions import IID, Natural, Partition, deal, default_partition
+from fedadc.objectives import CrossEntropy, Objective
+from fedadc.partitions import Natural, Partition, deal, default_partition
 from fedadc.rng import generator
-from fedadc.schedules import Schedule
-from fedadc.selections import Selection, Uniform
-from fedadc.system.determinism import resolve_device, resolve_workers
+from fedadc.selections import Selection
+from fedadc.system.determinism import deterministic, resolve_device, resolve_workers
 from fedadc.training.agreement import agree
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Coordinator, Weighting
@@ -39,7 +41,7 @@ from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
 from fedadc.training.rounds import train, with_events
 from fedadc.training.server import Server
-from fedadc.training.state import Round, RunState
+from fedadc.training.state import Metrics, Round, RunState
 from fedadc.views.local_work import LocalWork
 
 
@@ -51,56 +53,59 @@ class Federation:
         *,
         model: nn.Module,
         data: Dataset,
-        method: Method | None = None,
+        method: Method | None = None,  # None: FedAvg
+        objective: Objective | None = None,  # what a client minimizes; None: cross-entropy
         local: LocalWork | None = None,
         clients: int | None = None,  # how many clients the data is dealt to; None for natural clients
-        partition_by: Partition | None = None,  # None: the data's own clients, else iid
+        partition: Partition | None = None,  # None: the data's own clients, else iid
+        test: float | None = None,  # share to hold out; None: 0.2 if the data has no test samples; 0: none
+        validation: float | None = None,  # share to hold out
         cohort: int | float | None = None,  # clients per round, as a number or as a share; None: all
         selection: Selection | None = None,  # None: uniform
         weighting: Weighting = "uniform",
         augment: Augment | None = None,
-        evaluation: Evaluation | None = None,
+        evaluate: Evaluation | None = None,
         storage: Storage | None = None,
         faults: Faults | None = None,
         ensembles: Ensembles | None = None,
         communication: Communication | None = None,
         clock: Clock | None = None,
         seed: int = 0,
-        data_seed: int | None = None,
+        data_seed: int | None = None,  # of the partition and the held-out shares; None: `seed`
         device: str | torch.device = "cpu",
         channels_last: bool | None = None,  # memory format of images; None: the faster one
         workers: int | str = 0,  # processes that train clients, or "auto"; 0: this process
+        **renamed: Any,
     ) -> None:
-        self.data, self.seed = data, seed
-        self._data_seed = seed if data_seed is None else data_seed
-        self.evaluation, self.storage = evaluation or Evaluation(), storage or Storage()
-        communication = communication or Communication()
-        server = Server(FedAvg() if method is None else method, ensembles or Ensembles())
-        work, augment = local or LocalWork(), augment or Augment()
+        partition, evaluate = _renamed(renamed, partition_by=partition, evaluation=evaluate)
+        method, communication = _with_objective(method, objective), communication or Communication()
+        work, augment, ensembles = local or LocalWork(), augment or Augment(), ensembles or Ensembles()
+        self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         _require_types(
             (model, nn.Module, "model"),
             (data, Dataset, "data"),
-            (server.method, Method, "method"),
-            (getattr(server.method, "objective", None), Objective, "method.objective"),
             (work, LocalWork, "local"),
-            (getattr(work, "schedule", None), Schedule, "local.schedule"),
+            (clients, int, "clients"),
+            (partition, Partition, "partition"),
+            (selection, Selection, "selection"),
             (augment, Augment, "augment"),
-            (self.evaluation, Evaluation, "evaluation"),
-            (partition_by or IID(), Partition, "partition_by"),
+            (self.evaluation, Evaluation, "evaluate"),
             (self.storage, Storage, "storage"),
-            (faults or Faults(), Faults, "faults"),
-            (selection or Uniform(), Selection, "selection"),
-            (server.ensembles, Ensembles, "ensembles"),
+            (faults, Faults, "faults"),
+            (ensembles, Ensembles, "ensembles"),
             (communication, Communication, "communication"),
-            (clock or Clock(), Clock, "clock"),
+            (clock, Clock, "clock"),
             (seed, int, "seed"),
+            (data_seed, int, "data_seed"),
         )
-        self.clients = deal(data, partition_by, clients, self._data_seed)
-        self._natural = isinstance(partition_by or default_partition(data, clients), Natural)
+        self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
+        self.data = data = _split(data, test, validation, self._data_seed)
+        self.clients = deal(data, partition, clients, self._data_seed)
+        self._natural = isinstance(partition or default_partition(data, clients), Natural)
         self.agreement = agree(
             model,
             data.spec,
-            server,
+            Server(method, ensembles),
             work=work,
             augment=augment,
             uplink=communication.uplink,
@@ -205,9 +210,8 @@ class Federation:
         Unless a state is `trusted`, it is checked to fit this federation.
         """
         first = self.start() if start is None else start
-        require(
-            isinstance(first, RunState), f"start must be a RunState (a Round's .state), not a {type(first).__name__}."
-        )
+        kind = type(first).__name__
+        require(isinstance(first, RunState), f"start must be a RunState (a Round's .state), not a {kind}.")
         require(
             trusted or self.coordinator.fits(first),
             "start is the state of another model or method; pass a state of this federation.",
@@ -219,12 +223,60 @@ class Federation:
         folder = self.storage.folder
         require(folder is None or Path(folder).is_dir(), f"storage.folder: there is no folder {folder}.")
         require(
-            stop_at_accuracy is None or 0 < stop_at_accuracy <= 1,
-            f"stop_at_accuracy must be in (0, 1], not {stop_at_accuracy}.",
+            stop_at_accuracy is None or (isinstance(stop_at_accuracy, int | float) and 0 < stop_at_accuracy <= 1),
+            f"stop_at_accuracy must be in (0, 1], not {stop_at_accuracy!r:.60}.",
         )
         first = replace(first, clients=first.clients.kept_in(self.storage))
         evaluated = self.evaluator.follow(train(self.coordinator, self.engine.run, rounds, first), rounds)
         return until(with_events(evaluated, self.engine.take_events), stop_at_accuracy)
+
+    def evaluate(self, state: RunState) -> Metrics:
+        """Metrics of a state on all test and validation samples, e.g. test_accuracy and test_loss."""
+        self._require_fitting(state)
+        return self.evaluator(state)
+
+    def predict(self, state: RunState, x: Any, client: int | str | None = None) -> torch.Tensor:
+        """The logits of inputs like those of the data, [n, classes]; `.argmax(1)` are positions in `data.classes`.
+
+        With `client`, a number or a name, they are those of the client's own model, where the method has such models.
+        """
+        self._require_fitting(state)
+        theta, size = self._predicting_model(state, client), self.evaluation.batch_size
+        samples = inputs_like(self.data, x)
+        with deterministic():
+            batches = self.agreement.client_data(samples).in_order(None, size)
+            logits = [self.model.predict(theta, batch.x).cpu() for batch in batches]
+        return torch.cat(logits) if logits else torch.zeros((0, len(self.data.classes)))
+
+    def _predicting_model(self, state: RunState, client: int | str | None) -> torch.Tensor:
+        name, names = type(self.method).__name__, self.client_names
+        if client is None:
+            require(
+                self.method.federated and not self.method.headless,
+                f"{name} has no global model that could predict; give client=, a client's number or name.",
+            )
+            return next(iter(self.vectors(state).values()))
+        require(self.method.personalized, f"{name} has no clients' own models; leave out client.")
+        number = names.index(client) if client in names else client
+        valid = isinstance(number, int) and 0 <= number < len(names)
+        require(valid, f"client must be a client's name or a number in 0..{len(names) - 1}, not {client!r:.60}.")
+        own = state.clients.get(int(number))
+        return self.method.personal(state.theta, self.method.client_state(state.theta) if own is None else own)
+
+    def _require_fitting(self, state: RunState) -> None:
+        kind = type(state).__name__
+        require(isinstance(state, RunState), f"state must be a RunState (a Round's .state), not {kind}.")
+        require(self.coordinator.fits(state), "state is of another model or method; pass a state of this federation.")
+
+    def __repr__(self) -> str:
+        roster, work = self.coordinator.roster, self.agreement.work
+        amount = f"{work.steps} steps" if work.epochs is None else f"{work.epochs} epochs"
+        return (
+            f"Federation({type(self.model.module).__name__} with {self.model.theta.numel():,} parameters, "
+            f"{self.data.name}, {len(roster):,} clients, {self.coordinator.cohort} per round,\n"
+            f"  {type(self.method).__name__} with {type(self.method.objective).__name__}, {amount} of "
+            f"{work.batch_size} samples, lr {work.lr:g})"
+        )
 
     def load_state_dict(self, state: dict[str, torch.Tensor], source: str) -> None:
         """Start from given weights instead of the module's own."""
@@ -247,6 +299,44 @@ class Federation:
 
 
 def _require_types(*arguments: tuple[Any, type, str]) -> None:
-    """Check the types of arguments before any of them is used."""
+    """Check the types of arguments before any of them is used; None is an argument that was not given."""
     for value, kind, name in arguments:
-        require(isinstance(value, kind), f"{name} must be {article(kind)}, not {value!r:.60}.")
+        valid = value is None or (isinstance(value, kind) and not isinstance(value, bool))
+        require(valid, f"{name} must be {article(kind)}, not {value!r:.60}.")
+
+
+def _with_objective(method: Method | None, objective: Objective | None) -> Method:
+    """The method with its objective."""
+    method = FedAvg() if method is None else method
+    own = getattr(method, "objective", None)
+    require(isinstance(method, Method), f"method must be a Method, not {method!r:.60}.")
+    require(isinstance(own, Objective), f"method.objective must be an Objective, not {own!r:.60}.")
+    require(
+        objective is None or isinstance(objective, Objective), f"objective must be an Objective, not {objective!r:.60}."
+    )
+    if objective is None:
+        return method
+    require(
+        own in (CrossEntropy(), objective),
+        f"objective is {objective!r:.60}, but the method has {own!r:.60}; give one of them.",
+    )
+    return replace(method, objective=objective)
+
+
+def _split(data: Dataset, test: float | None, validation: float | None, seed: int) -> Dataset:
+    """The data with the shares held out that are asked for, as on the command line."""
+    if test is None and data.test is None:
+        test = DEFAULT_TEST_SHARE
+    if test == 0:
+        test = None
+    return data if test is None and validation is None else HeldOut(test, validation, seed)(data)
+
+
+def _renamed(given: dict[str, Any], **arguments: Any) -> list[Any]:
+    """The values of arguments, also where they are given under their names of version 0.2; gone in 0.4."""
+    now = {"partition_by": "partition", "evaluation": "evaluate"}
+    for name in given:
+        if name not in now:
+            raise TypeError(f"Federation has no argument {name!r}")
+        warnings.warn(f"Federation({name}=...) is now {now[name]}=...", DeprecationWarning, stacklevel=3)
+    return list({**arguments, **given}.values())

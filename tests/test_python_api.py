@@ -259,17 +259,20 @@ def test_clients_may_be_arrays_tensors_or_dealt_out_by_a_partition() -> None:
         model=own_net(),
         data=fedadc.from_arrays(x, y),
         clients=4,
-        partition_by=fedadc.SortAndPartition(labels_per_client=1),
+        partition=fedadc.SortAndPartition(labels_per_client=1),
+        test=0,
     )
     assert len(dealt.clients) == 4 and sorted(dealt.clients.indices.tolist()) == list(range(18))
     assert next(dealt.rounds(1)).metrics == {}, "no test part, no metrics"
+    with_test = fedadc.Federation(model=own_net(), data=fedadc.from_arrays(x, y), clients=4)
+    assert len(with_test.data.train) == 14 and 0 <= next(with_test.rounds(1)).metrics["test_accuracy"] <= 1
 
 
 @pytest.mark.parametrize(
     ("settings", "fragment"),
     [
         ({"cohort": 99}, "only 6 clients"),
-        ({"cohort": 1.5}, "ratio"),
+        ({"cohort": 1.5}, "share"),
         ({"weighting": "sample"}, "uniform or samples"),
         ({"clients": 3}, None),
         ({"augment": fedadc.Augment(flip=True)}, "needs images"),

@@ -61,15 +61,16 @@ def prepare(
         federation = Federation(
             model=module,
             data=data,
+            test=0,  # held out already
             method=_with_objective(config),
             local=config.local,
             clients=config.data.clients,
-            partition_by=config.data.partition,
+            partition=config.data.partition,
             cohort=_cohort(config),
             selection=config.cohort.selection,
             weighting=config.cohort.weighting,
             augment=config.data.augment,
-            evaluation=config.evaluate,
+            evaluate=config.evaluate,
             storage=replace(config.storage, folder=_states_folder(config, out)),
             faults=config.faults,
             ensembles=config.ensembles,

@@ -486,7 +486,7 @@ def test_samples_are_those_of_the_batches() -> None:
         (Uplink, "encode", lambda kind: {"communication": Communication(uplink=kind())}),
         (Selection, "chooser", lambda kind: {"selection": kind()}),
         (Distribution, "draw", lambda kind: {"clock": Clock(up=kind())}),
-        (Partition, "owners", lambda kind: {"partition_by": kind(), "clients": 4}),
+        (Partition, "owners", lambda kind: {"partition": kind(), "clients": 4}),
     ],
 )
 def test_a_subclass_without_a_required_method_is_refused_with_its_name(base: type, word: str, given: Any) -> None:

@@ -97,7 +97,7 @@ def test_clients_of_a_killed_worker_run_again(
 def test_workers_killed_at_any_moment_change_nothing(name: str, overlap: bool) -> None:
     """Idle, training or counting, from outside, again and again."""
     method, evaluation = METHODS[name](), Evaluation(batch_size=3, overlap=overlap)
-    trained = federation(method, 2, evaluation=evaluation)
+    trained = federation(method, 2, evaluate=evaluation)
     kills, ended, rounds = 0, threading.Event(), []
     moments = random.Random(0)
 
@@ -124,7 +124,7 @@ def test_workers_killed_at_any_moment_change_nothing(name: str, overlap: bool) -
         thread.join()
         trained.close()
     assert sum(len(r.events) for r in rounds) >= 4
-    again = federation(method, 0, evaluation=evaluation).rounds(400)
+    again = federation(method, 0, evaluate=evaluation).rounds(400)
     assert outcome(iter(rounds)) == outcome(next(again) for _ in rounds)
 
 

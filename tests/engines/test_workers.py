@@ -199,7 +199,7 @@ def test_a_model_that_is_random_in_evaluation_is_so_everywhere_alike() -> None:
         torch.manual_seed(0)
         evaluation = Evaluation(batch_size=6)
         trained = Federation(
-            model=Restless((5,), 4, [6]).double(), data=small_federation(), evaluation=evaluation, workers=workers
+            model=Restless((5,), 4, [6]).double(), data=small_federation(), evaluate=evaluation, workers=workers
         )
         metrics = [r.metrics for r in trained.rounds(2)]
         trained.close()

@@ -126,6 +126,7 @@ def quadratics(
 def trained_on_quadratics(method: Method, weight_decay: float, cohort: int, steps: int, rounds: int) -> RunState:
     torch.manual_seed(0)
     federation = Federation(
+        test=0,
         model=Logistic((FEATURES,), CLASSES).double(),
         data=from_clients(shares()),
         method=replace(method, objective=SquaredError()),
@@ -230,6 +231,7 @@ def tiny_run(
 ) -> Round:
     """The last of `rounds` rounds from theta = 1, with the given server vectors (else the method's own)."""
     federation = Federation(
+        test=0,
         model=Scalar(),
         data=TINY,
         method=replace(method, objective=Parabola()),
@@ -444,7 +446,7 @@ def blind(labels: Sequence[int], owners: Sequence[int], classes: int) -> Dataset
 
 def logits_of(objective: Objective, start: Sequence[float], labels: Sequence[int], work: LocalWork) -> Federation:
     data = blind(labels, [0] * len(labels), classes=3)
-    return Federation(model=Logits(start), data=data, method=FedAvg(objective=objective), local=work)
+    return Federation(test=0, model=Logits(start), data=data, method=FedAvg(objective=objective), local=work)
 
 
 def last(federation: Federation, rounds: int = 1) -> np.ndarray:
@@ -573,7 +575,7 @@ def test_model_contrast_two_rounds(mu: float, tau: float) -> None:
     """
     data = blind([0, 1], owners=[0, 1], classes=2)
     method = FedAvg(objective=ModelContrast(mu=mu, tau=tau))
-    federation = Federation(model=Plane(), data=data, method=method, local=LocalWork(steps=1, batch_size=1, lr=2.0))
+    federation = Federation(test=0, model=Plane(), data=data, method=method, local=LocalWork(steps=1, batch_size=1, lr=2.0))
     first, second = (done.state for done in federation.rounds(2))
     assert_vector(first.theta, [1, 1, 0, 0])
     assert_vector(first.clients[0]["previous"], [2, 0, 1, -1])
@@ -592,7 +594,7 @@ def test_model_contrast_pulls_toward_the_global_model(mu: float, tau: float) -> 
     """
     data = blind([0], owners=[0], classes=2)
     method = FedAvg(objective=ModelContrast(mu=mu, tau=tau))
-    federation = Federation(model=Plane(), data=data, method=method, local=LocalWork(steps=2, batch_size=1, lr=2.0))
+    federation = Federation(test=0, model=Plane(), data=data, method=method, local=LocalWork(steps=2, batch_size=1, lr=2.0))
     start = federation.start()
     previous = torch.tensor([2, 0, 1, -1], dtype=torch.float64)
     known = start.clients.updated({0: start.clients.store.keep({"previous": previous})})
@@ -611,7 +613,7 @@ def test_model_contrast_pulls_toward_the_global_model(mu: float, tau: float) -> 
 def on_the_plane(method: Method, steps: int) -> Federation:
     """Clients with one sample each, of labels 0, 0 and 1; every step has lr = 2."""
     work = LocalWork(steps=steps, batch_size=1, lr=2.0)
-    return Federation(model=Plane(), data=blind([0, 0, 1], owners=[0, 1, 2], classes=2), method=method, local=work)
+    return Federation(test=0, model=Plane(), data=blind([0, 0, 1], owners=[0, 1, 2], classes=2), method=method, local=work)
 
 
 def test_fedper_two_rounds() -> None:
@@ -657,7 +659,7 @@ def test_fedavg_with_one_client_is_torch_sgd(work: LocalWork, momentum: float, r
     work = replace(work, lr=0.2, weight_decay=0.01, momentum=momentum)
     torch.manual_seed(0)
     module, data = MLP((5,), 4, [7]).double(), small_federation()
-    federation = Federation(model=module, data=data, partition_by=Pooled(), local=work, seed=3)
+    federation = Federation(test=0, model=module, data=data, partition=Pooled(), local=work, seed=3)
     state = list(federation.rounds(rounds))[-1].state
 
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=momentum, weight_decay=0.01)

@@ -35,7 +35,7 @@ def network() -> MLP:
 
 
 def federation(method: Method, work: LocalWork = WORK, model: Any = None, data: Any = None, **kw: Any) -> Federation:
-    settings: dict[str, Any] = {"cohort": 3, "seed": 5, **kw}
+    settings: dict[str, Any] = {"cohort": 3, "seed": 5, "test": 0, **kw}
     return Federation(model=model or network(), data=data or small_federation(), method=method, local=work, **settings)
 
 
@@ -92,7 +92,7 @@ def network_cut() -> int:
 
 @MOMENTA
 def test_fedper_with_one_client_is_fedavg(momentum: float) -> None:
-    alone: dict[str, Any] = {"partition_by": Pooled(), "cohort": None}
+    alone: dict[str, Any] = {"partition": Pooled(), "cohort": None}
     work = replace(WORK, momentum=momentum)
     for a, b in zip(run(FedPer(), work, **alone), run(FedAvg(), work, **alone), strict=True):
         assert_equal(own_models(FedPer(), a)[0], b.state.theta)

@@ -52,7 +52,7 @@ def run(method: Method, work: LocalWork = WORK, model: Any = None, data: Any = N
     """Five rounds; with a projection head if the objective needs one."""
     torch.manual_seed(0)
     module = Logistic((5,), 4) if model is Logistic else MLP((5,), 4, hidden=[7], projection=model)
-    settings: dict[str, Any] = {"cohort": 3, "seed": 5, **kw}
+    settings: dict[str, Any] = {"cohort": 3, "seed": 5, "test": 0, **kw}
     federation = Federation(
         model=module.double(), data=data or small_federation(), method=method, local=work, **settings
     )
@@ -160,7 +160,7 @@ def test_delta_identity(nesterov: bool) -> None:
     """The paper's equation after Algorithm 3: Delta = eta (sum of g + beta_local m)."""
     method = Watched(beta=0.9, beta_local=0.6, nesterov=nesterov)
     report, m = one_update(method)
-    assert len(method.seen) == report.steps
+    assert len(method.seen) == 2 * 4  # 13 samples in batches of 4, twice
     assert_equal(report.upload["delta"].numpy(), (0.2 * (sum(method.seen) + 0.6 * m)).numpy())
 
 
@@ -248,7 +248,7 @@ def test_hard_and_soft_restricted_softmax_are_equal_where_blocks_are_equal(momen
     """Then p_c / max p is 1 for the classes that a client holds, and 0 for the others."""
     rng = np.random.default_rng(0)
     data = from_arrays(rng.normal(size=(48, 5)), np.arange(48) % 4)  # 6 clients × 2 labels: 12 blocks of 4
-    work, kw = replace(WORK, momentum=momentum), {"clients": 6, "partition_by": SortAndPartition(labels_per_client=2)}
+    work, kw = replace(WORK, momentum=momentum), {"clients": 6, "partition": SortAndPartition(labels_per_client=2)}
     hard, soft = (
         theta(FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=soft)), work, data=data, **kw)
         for soft in (False, True)
@@ -263,7 +263,7 @@ def test_restricted_softmax_differs_where_blocks_are_not_equal() -> None:
 
 def test_scaffold_with_one_client_is_fedavg() -> None:
     """Then c = c_k after every round, and the correction is zero; also while the learning rate changes."""
-    alone: dict[str, Any] = {"partition_by": Pooled(), "cohort": None}
+    alone: dict[str, Any] = {"partition": Pooled(), "cohort": None}
     scaffold = trained(Scaffold(server_lr=1), **alone)
     assert_equal(scaffold.state.theta.numpy(), theta(FedAvg(), **alone))
     assert float(scaffold.state.server["c"].abs().max()) > 1e-3

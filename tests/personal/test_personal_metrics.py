@@ -83,7 +83,7 @@ def test_local_test_shares_are_available_and_need_test_samples() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_has_the_metrics_of_its_models(name: str) -> None:
     """Global metrics with a global model (local_only: the mean over its models), personal ones with personal models."""
-    last = list(federation(METHODS[name](), data(), evaluation=Evaluation(metrics=EXTRA_METRICS)).rounds(2))[-1]
+    last = list(federation(METHODS[name](), data(), evaluate=Evaluation(metrics=EXTRA_METRICS)).rounds(2))[-1]
     kinds = {key.replace("validation_", "").replace("test_", "") for key in last.metrics}
     measured = {"accuracy", "loss", *EXTRA_METRICS}
     expected = set() if name in ("fedper", "fedrep") else measured

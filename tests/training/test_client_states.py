@@ -60,7 +60,7 @@ def federation(method: Method, storage: Storage, **kw: Any) -> Federation:
     settings: dict[str, Any] = {"clients": CLIENTS, "cohort": COHORT, "local": LocalWork(epochs=1, batch_size=2)}
     model, data = MLP((5,), 4, [4], projection=3), thousand_clients()
     return Federation(
-        model=model, data=data, method=method, storage=storage, evaluation=Evaluation(every=2), **settings | kw
+        model=model, data=data, method=method, storage=storage, evaluate=Evaluation(every=2), **settings | kw
     )
 
 

@@ -124,8 +124,8 @@ def test_resuming_from_a_state_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("evaluation", [Evaluation(every=2), Evaluation(every=50, metrics=("top5",)), None])
 def test_evaluation_never_changes_training(evaluation: Evaluation | None) -> None:
-    plain = list(federation(evaluation=Evaluation(every=1)).rounds(5))
-    other = list(federation(evaluation=evaluation).rounds(5))
+    plain = list(federation(evaluate=Evaluation(every=1)).rounds(5))
+    other = list(federation(evaluate=evaluation).rounds(5))
     assert torch.equal(plain[-1].state.theta, other[-1].state.theta)
     due = [r.round for r in other if "test_accuracy" in r.metrics]
     assert due == {2: [2, 4, 5], 50: [5], 1: [1, 2, 3, 4, 5]}[evaluation.every if evaluation else 1]
@@ -262,7 +262,7 @@ def test_divergence_of_clients_alone_ends_with_advice() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"model": "mlp"}, {"data": 3}, {"method": "fedavg"}, {"local": {"steps": 3}}, {"partition_by": "iid"},
+    [{"model": "mlp"}, {"data": 3}, {"method": "fedavg"}, {"local": {"steps": 3}}, {"partition": "iid"},
      {"seed": "a"}, {"evaluation": 1}, {"cohort": "4"}, {"method": FedAvg(objective="ce")}, {"device": "gpu"}],
 )  # fmt: skip
 def test_wrong_types_are_one_sentence(wrong: dict[str, Any]) -> None:

@@ -180,3 +180,16 @@ def checked_owners(owners: Any, samples: int, name: str) -> Array:
     missing = ids != ids  # NaN is the only value that differs from itself
     require(not missing.any(), f"data {name}: the client id of sample {int(missing.argmax())} is missing.")
     return ids
+
+
+def inputs_like(data: Dataset, x: Any) -> Samples:
+    """Inputs without labels, to be predicted; they must have the shape and the type of the data's own."""
+    inputs, like = _inputs(x, data.name, "further"), data.train.x
+    if inputs.is_floating_point() and like.is_floating_point():
+        inputs = inputs.to(like.dtype)
+    require(
+        inputs.shape[1:] == like.shape[1:] and inputs.dtype == like.dtype,
+        f"x has inputs {list(inputs.shape[1:])} of type {inputs.dtype}, but the model was trained on "
+        f"{list(like.shape[1:])} of type {like.dtype}.",
+    )
+    return Samples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
