@@ -142,7 +142,8 @@ def _column(name: str, summary: ColumnSummary, constants: Sequence[float] | None
     has_missing = summary.missing > 0
     if summary.words:
         return Column(name, summary.words + ((MISSING_CATEGORY,) if has_missing else ()), has_missing)
-    return Column(name, None, has_missing, *(constants or ()), scaled=constants is not None)
+    center, spread = constants or (0.0, 1.0)
+    return Column(name, None, has_missing, center, spread, scaled=constants is not None)
 
 
 def fit_labels(labels: Sequence[str], name: str, locate: Locate) -> tuple[tuple[str, ...], bool]:

@@ -18,7 +18,7 @@ from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.images import image_folder
 from fedadc.data.loaders.npz import npz
 from fedadc.data.loaders.samples import read_samples
-from fedadc.data.split import hold_out
+from fedadc.data.split import HeldOut
 from fedadc.errors import FedadcError
 
 X = np.random.default_rng(0).normal(size=(6, 3))
@@ -396,10 +396,10 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_different_sizes_are_refused_with_the_file_or_scaled(tmp_path: Path) -> None:
     pictures(tmp_path)
     odd = image(tmp_path / "dog" / "wide.png", size=(7, 5), value=99)
-    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "data.size")
+    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "set size")
     data = image_folder(tmp_path, size=6)
     assert data.input_shape == (1, 6, 6) and (data.train.x[-1] == 99).all()
-    refused(lambda: image_folder(tmp_path, size=0), "data.size must be at least 1")
+    refused(lambda: image_folder(tmp_path, size=0), "size must be at least 1")
 
 
 @pytest.mark.parametrize("damage", ["text", "cut", "empty"])
@@ -501,10 +501,10 @@ def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
     assert data.test_owners is not None and data.test_owners.tolist() == [0, 1, 1] and data.test is not None
     assert data.test.y.tolist() == [0, 0, 1]
     natural = from_arrays(x, y, owners=np.array(["p", "q", "r"])[(x[:, 0] // 8).astype(int)])
-    split = hold_out(natural, 0.5, "test", seed=1)
+    split = HeldOut(test=0.5, seed=1)(natural)
     assert split.test is not None and split.test_owners is not None and split.owners is not None
     assert split.test_owners.tolist() == ["pqr"[int(v // 8)] for v in split.test.x[:, 0]]
-    assert hold_out(natural, 0.5, "validation", seed=1).test_owners is None
+    assert HeldOut(validation=0.5, seed=1)(natural).test_owners is None
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,10 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         (
             ["a,label", "red,0", "blue,1"],
             {"scale": {"a": [0, 1]}},
-            ["column a", "'red' is not a number", "data.scale needs numbers"],
+            ["column a", "'red' is not a number", "scale needs numbers"],
         ),
-        (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["data.scale.a", "spread above 0"]),
-        (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["data.scale.a", "[center, spread]"]),
+        (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["scale.a must", "spread above 0"]),
+        (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["scale.a must", "[center, spread]"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),
         (["who,label", "1,0", "2,1"], {"client": "who"}, ["no feature column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
@@ -156,7 +156,7 @@ def test_a_table_that_is_wrong_says_where(csv: Path, rows: list[str], options: d
     write(csv, *rows)
     with pytest.raises(FedadcError) as error:
         csv_table(csv, "label", **options)
-    assert all(word in str(error.value) for word in [str(csv.name), *words][words[0].startswith("data.scale") :])
+    assert all(word in str(error.value) for word in [str(csv.name), *words][words[0].startswith("scale.a") :])
 
 
 def test_other_files_are_refused(csv: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_notes_state_every_column(csv: Path) -> None:
         "income: number, -4 to 20000, not scaled",
         "gap: number, 1 to 1, not scaled, missing values marked",
     )
-    assert len(notes) == 5 and notes[4].startswith("income has values beyond ±10") and "data.scale" in notes[4]
+    assert len(notes) == 5 and notes[4].startswith("income has values beyond ±10") and "scale" in notes[4]
 
 
 @given(st.data())
