@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_torch
+from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_images, from_npz, from_torch
 from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.images import image_folder
 from fedadc.data.loaders.npz import npz
@@ -519,3 +519,36 @@ def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
 )
 def test_test_owners_that_do_not_fit_are_refused(make: Any, words: str) -> None:
     refused(lambda: make(np.ones((4, 2)), np.arange(4) % 2), words)
+
+
+def test_from_npz_and_from_images_take_a_file_or_a_share(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=np.arange(6) % 2)
+    assert from_npz(str(tmp_path / "a.npz")).test is None
+    assert len(from_npz(tmp_path / "a.npz", test=tmp_path / "a.npz").test or ()) == 6
+    expected = HeldOut(0.4, seed=3)(npz(tmp_path / "a.npz"))
+    found = from_npz(tmp_path / "a.npz", test=0.4, seed=3)
+    assert found.test is not None and expected.test is not None and torch.equal(found.test.x, expected.test.x)
+    pets = pictures(tmp_path / "pets")
+    assert len(from_images(str(pets), test=str(pets)).test or ()) == len(from_images(pets).train) == 4
+    assert from_images(pets, test=0.5, size=6).spec.input_shape[1:] == (6, 6)
+    assert len(from_images(pets, validation=0.5).validation or ()) == 2
+
+
+def test_from_npz_and_from_images_name_the_argument_that_is_wrong(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y)
+    refused(lambda: from_npz(tmp_path / "a.npz", test=0.5), "already has test data; remove test")
+    refused(lambda: from_npz(3), "path must be a path, not 3")  # type: ignore[arg-type]
+    refused(lambda: from_images(tmp_path / "none"), "path: there is no folder")
+    refused(lambda: from_images(pictures(tmp_path / "pets"), size=0), "size must be at least 1, not 0")
+
+
+@pytest.mark.parametrize("labels", [[[0, 1], [1, 7]], [["b", "a"], ["c", "a"]], [[1, 0], ["x", "1"]]])
+def test_the_classes_are_those_of_all_clients_sorted(labels: list[list[Any]]) -> None:
+    """Held-out samples take no part and need none: a client keeps a training sample of each of its classes."""
+    pairs = [(np.repeat(X[:2], 5, axis=0), [label for label in own for _ in range(5)]) for own in labels]
+    data = HeldOut(0.4)(from_clients(pairs))
+    merged = sorted({str(label) for own in labels for label in own})
+    assert data.classes == tuple(merged)
+    for client, own in enumerate(labels):
+        kept = data.train.y[torch.from_numpy(np.asarray(data.owners) == client)]
+        assert {data.classes[y] for y in kept.tolist()} == {str(label) for label in own}
