@@ -43,7 +43,8 @@ def test_only_natural_clients_with_shares_are_left_out_and_only_for_versions_tha
         node["name"] == "csv" and "client" in node and node["test"] == 0.25 for node in data
     )
     assert all((same_as.ROOT / str(case.since)).exists() for case in changed)
-    assert not any(same_as.changed_since(same_as.version_of_working_tree(tmp_path / "new"), case) for case in cases)
+    new = same_as.version_of_working_tree(tmp_path / "new")
+    assert not any(same_as.changed_since(new, case) for case in cases)
     old = same_as.Version("0.2.0", tmp_path / "old")
     assert [case for case in cases if same_as.changed_since(old, case)] == changed
 
