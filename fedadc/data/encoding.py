@@ -53,7 +53,12 @@ class Column:
             text = reprlib.repr(fields.texts[row])
             raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {text} is not a number.")
         numbers = np.where(fields.missing, self.center, fields.numbers)
-        scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
+        with np.errstate(over="ignore"):
+            scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
+        if not np.isfinite(scaled).all():
+            row = int(np.isfinite(scaled).argmin())
+            text = reprlib.repr(fields.texts[row])
+            raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {text} is too large when it is scaled.")
         return np.hstack([scaled, fields.missing[:, None].astype(np.float32)]) if self.has_missing else scaled
 
     def _one_hot(self, fields: Fields) -> Array:

@@ -17,6 +17,7 @@ from fedadc.data import Dataset, HeldOut
 from fedadc.data.encoding import TableEncoding
 from fedadc.data.loaders.csv import Table, csv_table, fit_encoding, read_table
 from fedadc.data.summaries import TableSummary, merge
+from fedadc.errors import FedadcError
 
 HOSPITALS = ("north", "south", "east", "Œst", "5")
 HEADER = ["age", "hospital", "blood", "code", "rare", "stage"]
@@ -140,3 +141,14 @@ def test_test_and_validation_rows_of_a_file_do_not_enter_the_encoding(tmp_path: 
     data = csv_table(tmp_path / "a.csv", "stage", "hospital", tmp_path / "b.csv", held_out=replace(SHARES, test=None))
     assert len(data.test or ()) == 300 and 55 <= len(data.validation or ()) <= 60
     assert data.test_owners is not None and set(data.test_owners) == set(HOSPITALS)
+
+
+def test_a_site_tells_of_a_mistake_in_another_one(tmp_path: Path) -> None:
+    for name, label in (("north", "1"), ("south", "nan")):
+        _write(tmp_path / f"{name}.csv", [["1", name, "A", "E1", "no", label], ["2", name, "B", "E1", "no", "2"]])
+    tables = [read_table(tmp_path / f"{name}.csv", "stage", "hospital", None, None) for name in ("north", "south")]
+    merged = merge([summarized(table) for table in tables])
+    with pytest.raises(FedadcError, match=r"^a row of another client: the label is missing \(its value is 'nan'\)"):
+        fit_encoding(merged, tables[0], {})
+    with pytest.raises(FedadcError, match=r"south\.csv, row 2: the label is missing"):
+        fit_encoding(merged, tables[1], {})

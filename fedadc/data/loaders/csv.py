@@ -86,8 +86,8 @@ class Table:
         """The first row in which a column has one of these texts, and the text."""
         wanted = set(texts)
         found = ((row, value.strip()) for row, value in enumerate(self.values[column], start=2))
-        row, text = next((row, text) for row, text in found if text in wanted)
-        return f"{self.path}, row {row}", text
+        row, text = next(((row, text) for row, text in found if text in wanted), (None, min(wanted)))
+        return "a row of another client" if row is None else f"{self.path}, row {row}", text
 
     def samples(self, encoding: TableEncoding) -> Samples:
         """All rows, encoded."""

@@ -150,6 +150,7 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         ),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["scale.a must", "spread above 0"]),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["scale.a must", "[center, spread]"]),
+        (["a,label", "1,0", "1e30,1"], {"scale": {"a": [0, 1e-20]}}, ["row 3, column a: '1e30' is too large when"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),
         (["who,label", "1,0", "2,1"], {"client": "who"}, ["no feature column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
