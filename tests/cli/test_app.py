@@ -226,8 +226,6 @@ def test_training_starts_from_saved_weights(call: Call, tmp_path: Path) -> None:
 
 
 def test_evaluate_with_more_metrics_and_other_data(call: Call, tmp_path: Path) -> None:
-    import numpy as np
-
     fine(call("run", "small.yaml", "--out", "a"))
     found = json.loads(fine(call("evaluate", "a", "--metrics", "top5, macro_f1,per_class", "--json")))["test"]
     assert list(found) == ["accuracy", "loss", "top5", "macro_f1", "per_class"]
