@@ -46,6 +46,8 @@ CLOCK: Tree = {
     "up": {"name": "exponential", "mean": 1e4, "low": 1e3},
     "latency": 0.1,
 }
+# since 0.3.0, natural clients hold out their own shares; before, shares were stratified over all clients' labels
+SHARES_PER_CLIENT = "fedadc/data/summaries.py"
 SMALL_CNN: Tree = {"name": "cnn", "channels": [4, 8], "hidden": [16]}
 SMALL_RESNET: Tree = {"name": "resnet18", "width": 4, "groups": 2}
 
@@ -58,6 +60,7 @@ class Case:
     config: Tree
     may_be_refused: bool = False  # whether it is fine if both versions refuse it; otherwise the case must run
     halfway: int | None = None  # the old version runs so many rounds, the new one resumes it and runs the rest
+    since: str | None = None  # a file of the package: versions that do not have it give other results on purpose
 
 
 def local(**changes: Any) -> Tree:
@@ -228,21 +231,31 @@ def settings_of_images(images: Tree, folder: Path) -> dict[str, Tree]:
     }
 
 
+def natural_clients_with_shares(table: Path) -> Iterator[Case]:
+    """Data that names its clients and has no test part."""
+    wards: Tree = {"name": "csv", "path": str(table), "label": "diagnosis", "client": "ward", "drop": ["number"]}
+    natural: Tree = {"data": {**wards, "test": 0.25, "scale": {"age": [50, 20]}}}
+    configs = {
+        "table": natural,
+        "table-dealt": {"data": {**natural["data"], "clients": 10, "partition": "iid", "validation": 0.2}},
+        **{f"table-{name}": natural | method(name) for name in ("fedper", "ditto", "scaffold", "local_only")},
+        "table-fedadc+": natural | method("fedadc+"),
+    }
+    for name, tree in configs.items():
+        yield Case(f"data/{name}", BASE | tree, since=SHARES_PER_CLIENT)
+
+
 def settings_of_data(table: Path, named: Path, huge: Path) -> dict[str, Tree]:
     partitions: Sequence[Tree] = (
         {"name": "iid"}, {"name": "sort", "labels_per_client": 2}, {"name": "dirichlet", "alpha": 0.05},
     )  # fmt: skip
-    wards: Tree = {"name": "csv", "path": str(table), "label": "diagnosis", "client": "ward", "drop": ["number"]}
-    natural: Tree = {"data": {**wards, "test": 0.25, "scale": {"age": [50, 20]}}}
+    pooled: Tree = {"name": "csv", "path": str(table), "label": "diagnosis", "drop": ["number", "ward"], "clients": 10}
     owned: Tree = {"data": {"name": "npz", "path": str(named)}}
     return {
         **{f"partition-{rule['name']}": data(partition=rule) for rule in partitions},
         "partition-pooled": {"data": {"name": "digits", "partition": "pooled"}, "cohort": {}},
         "validation": data(validation=0.3, seed=9),
-        "table": natural,
-        "table-dealt": {"data": {**natural["data"], "clients": 10, "partition": "iid", "validation": 0.2}},
-        **{f"table-{name}": natural | method(name) for name in ("fedper", "ditto", "scaffold", "local_only")},
-        "table-fedadc+": natural | method("fedadc+"),
+        "table-pooled": {"data": {**pooled, "scale": {"age": [50, 20]}, "validation": 0.2}},
         "npz-named": owned,
         **{f"npz-named-{name}": owned | method(name) for name in ("fedrep", "ditto")},
         "bad-update": {"data": {"name": "npz", "path": str(huge)}, "cohort": {}},
@@ -269,19 +282,21 @@ def all_cases(folder: Path) -> list[Case]:
     """Every case. Their data files are written to `folder`, which must exist."""
     rng = np.random.default_rng(0)
     images = write_images(folder / "images.npz", rng)
+    table = folder / "table.csv"
     groups = {
         "settings": settings_of_methods_and_objectives() | settings_of_rounds(),
         "communication": settings_of_communication(write_trace(folder / "trace.csv", rng)),
         "model": settings_of_models(write_weights(folder / "weights.safetensors", rng)) | write_noisy_model(folder),
         "images": settings_of_images(images, write_image_folder(folder / "classes", rng)),
         "data": settings_of_data(
-            write_table(folder / "table.csv", rng),
+            write_table(table, rng),
             write_named_clients(folder / "named.npz", rng),
             write_named_clients(folder / "huge.npz", rng, largest=1e30),
         ),
     }
     single = [Case(f"{group}/{name}", BASE | tree) for group, trees in groups.items() for name, tree in trees.items()]
-    return [*every_method_with_every_objective(), *every_method_with(images), *single, *resumed(images)]
+    natural = natural_clients_with_shares(table)
+    return [*every_method_with_every_objective(), *every_method_with(images), *single, *natural, *resumed(images)]
 
 
 NOISY = """

@@ -123,5 +123,5 @@ def test_every_key_of_a_config_is_explained() -> None:
         for field in dataclasses.fields(cls):
             assert field.name in branches or f"`{node}{field.name}`" in text, f"{node}{field.name}"
     for loader in DATASETS.values():
-        for name in inspect.signature(loader).parameters.keys() - {"data_dir", "path", "test"}:
+        for name in inspect.signature(loader).parameters.keys() - {"data_dir", "path", "test", "held_out"}:
             assert f"`data.{name}`" in text, name

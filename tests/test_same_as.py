@@ -35,6 +35,20 @@ def test_every_purpose_of_random_numbers_has_a_case_that_uses_it() -> None:
     assert {"batches", "dropout", "hold out", "local"} <= found
 
 
+def test_only_natural_clients_with_shares_are_left_out_and_only_for_versions_that_pooled_them(tmp_path: Path) -> None:
+    cases = all_cases(tmp_path)
+    changed = [case for case in cases if case.since is not None]
+    data = [case.config["data"] for case in changed]
+    assert len(changed) == 7 and all(
+        node["name"] == "csv" and "client" in node and node["test"] == 0.25 for node in data
+    )
+    assert all((same_as.ROOT / str(case.since)).exists() for case in changed)
+    new = same_as.version_of_working_tree(tmp_path / "new")
+    assert not any(same_as.changed_since(new, case) for case in cases)
+    old = same_as.Version("0.2.0", tmp_path / "old")
+    assert [case for case in cases if same_as.changed_since(old, case)] == changed
+
+
 def lines(records: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 

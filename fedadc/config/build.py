@@ -205,7 +205,8 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         held_out = HeldOut(share, node.validation, config.seed if node.seed is None else node.seed)
         data, options, is_split = _run_loader(config, data_dir, held_out)
         if is_split or share is None:
-            require(data.test is not None, f"data.test: loader {node.name} returned no test data for {node.test}.")
+            wanted = f" for {file}" if file else "; it must hold out the shares of held_out"
+            require(data.test is not None, f"data.test: loader {node.name} returned no test data{wanted}.")
         elif data.test is not None:
             require(node.test is None, f"data {node.name} already has test data; remove data.test.")
             held_out = replace(held_out, test=None)

@@ -2,8 +2,8 @@
 
 A loader is a function that returns a `Dataset`. Its docstring is shown by `fedadc list datasets`. Arguments are passed
 by name: `data_dir` (the folder to search for built-in data sets), `path` and `test` (the user's files or folders),
-`held_out` (a `HeldOut`: the shares that the loader itself must hold out, because it fits something on the training rows;
-for loaders without this parameter it is done afterwards), and the loader's own settings.
+`held_out` (a `HeldOut`: the shares that a loader must hold out itself, because it fits something on training rows; for
+loaders without this parameter it is done afterwards), and the loader's own settings.
 """
 
 from __future__ import annotations

@@ -53,7 +53,12 @@ class Column:
             text = reprlib.repr(fields.texts[row])
             raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {text} is not a number.")
         numbers = np.where(fields.missing, self.center, fields.numbers)
-        scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
+        with np.errstate(over="ignore"):
+            scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
+        if not np.isfinite(scaled).all():
+            row = int(np.isfinite(scaled).argmin())
+            text = reprlib.repr(fields.texts[row])
+            raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {text} is too large when it is scaled.")
         return np.hstack([scaled, fields.missing[:, None].astype(np.float32)]) if self.has_missing else scaled
 
     def _one_hot(self, fields: Fields) -> Array:
@@ -142,7 +147,8 @@ def _column(name: str, summary: ColumnSummary, constants: Sequence[float] | None
     has_missing = summary.missing > 0
     if summary.words:
         return Column(name, summary.words + ((MISSING_CATEGORY,) if has_missing else ()), has_missing)
-    return Column(name, None, has_missing, *(constants or ()), scaled=constants is not None)
+    center, spread = constants or (0.0, 1.0)
+    return Column(name, None, has_missing, center, spread, scaled=constants is not None)
 
 
 def fit_labels(labels: Sequence[str], name: str, locate: Locate) -> tuple[tuple[str, ...], bool]:

@@ -143,10 +143,10 @@ def _wanted(client: Array, size: Array, share: float, ties: Array) -> Array:
     extra = total - np.bincount(client, weights=wanted)
     largest = np.lexsort((ties, wanted - quota, client))
     wanted[largest] += _rank(client[largest]) < extra[client[largest]]
-    return wanted.astype(np.int64)
+    return np.asarray(wanted, dtype=np.int64)
 
 
 def _rank(groups: Array) -> Array:
     """The position of every element within its group; the groups are sorted."""
     sizes = np.bincount(groups)
-    return np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.asarray(np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer.main
@@ -24,6 +25,7 @@ from commands import FILES, SMALL, Call, command, contents, fine, records, refus
 from fedadc.analysis import demo
 from fedadc.cli import app as cli
 from fedadc.config.build import load_data
+from fedadc.data import HeldOut
 from fedadc.runs.record import load_config
 from fedadc.system.files import folder_lock
 
@@ -224,8 +226,6 @@ def test_training_starts_from_saved_weights(call: Call, tmp_path: Path) -> None:
 
 
 def test_evaluate_with_more_metrics_and_other_data(call: Call, tmp_path: Path) -> None:
-    import numpy as np
-
     fine(call("run", "small.yaml", "--out", "a"))
     found = json.loads(fine(call("evaluate", "a", "--metrics", "top5, macro_f1,per_class", "--json")))["test"]
     assert list(found) == ["accuracy", "loss", "top5", "macro_f1", "per_class"]
@@ -494,6 +494,22 @@ def test_the_notes_of_a_loader_are_printed_and_recorded(call: Any, tmp_path: Pat
     assert "kind: text, 2 categories" in answer.err and "age has values beyond" in answer.err
     notes = json.loads((tmp_path / "a/environment.json").read_text())["data_notes"]
     assert any("age: number, 0 to 59, not scaled" in note for note in notes)
+
+
+def test_evaluate_reads_a_table_with_the_columns_of_the_training_rows(call: Any, tmp_path: Path) -> None:
+    """Every client has a category of its own in the row that it holds out; the model has no input for it."""
+    rows = [[str(i % 5), f"site {i // 10}", "ab"[i % 2], "xy"[i % 2]] for i in range(60)]
+    labels, sites = np.array([row[3] for row in rows]), np.array([row[1] for row in rows])
+    for i in HeldOut(0.2).rows(labels, sites).test:
+        rows[i][2] = f"only in row {i}"
+    (tmp_path / "t.csv").write_text("\n".join(map(",".join, [["size", "site", "kind", "label"], *rows])))
+    (tmp_path / "more.csv").write_text("label,kind,size\nx,a,3\ny,b,1\ny,b,2\n")
+    (tmp_path / "t.yaml").write_text(
+        "rounds: 5\ndata: {name: csv, path: t.csv, label: label, client: site}\nmodel: logistic\n"
+    )
+    fine(call("run", "t.yaml", "--out", "a"))
+    assert json.loads(fine(call("evaluate", "a", "--json", "--data", "more.csv")))["more.csv"]["accuracy"] == 1
+    assert json.loads(fine(call("evaluate", "a", "--json")))["test"]["accuracy"] < 1
 
 
 def test_the_old_run_is_restored_if_the_new_one_finishes_no_round(call: Call, tmp_path: Path) -> None:

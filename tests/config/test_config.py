@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from fedadc.config.build import prepare
+from fedadc.config.build import load_data, prepare
 from fedadc.config.settings import Config
 from fedadc.config.yaml import LARGEST_FILE
 from fedadc.errors import FedadcError
@@ -486,6 +486,12 @@ def blobs(count: int = 40):
 def variadic(*args, **settings):
     return blobs(20)
 
+def split(held_out, count: int = 40):
+    return held_out(blobs(count))
+
+def forgetful(held_out):
+    return blobs()
+
 def three():
     return 3
 
@@ -541,10 +547,46 @@ def test_an_own_model_is_used_with_its_settings(own: Path) -> None:
     assert before.numel() == 65 * 5 + 6 * 10 and not torch.equal(before, after)
 
 
-@pytest.mark.parametrize(("function", "samples"), [("blobs", 40), ("variadic", 20)])
+@pytest.mark.parametrize(("function", "samples"), [("blobs", 40), ("variadic", 20), ("split", 40)])
 def test_own_data_is_used(own: Path, function: str, samples: int) -> None:
     data = prepare(load_config(own, [f"data={{name: mine:{function}, clients: 2}}"])).federation.data
     assert len(data.train) + len(data.test or ()) == samples and len(data.classes) == 2
+
+
+def test_an_own_loader_may_hold_out_the_shares_itself(own: Path) -> None:
+    """It gets what is held out for other loaders afterwards, and its parameter is no key of the config."""
+    afterwards, itself = (
+        load_data(load_config(own, [f"data={{name: mine:{name}, clients: 2, validation: 0.25, seed: 3}}"]))
+        for name in ("blobs", "split")
+    )
+    for part, samples in afterwards[1].splits().items():
+        assert torch.equal(samples.x, itself[1].splits()[part].x)
+    assert itself[0].data.test == afterwards[0].data.test == 0.2 and itself[0].data.options == {"count": 40}
+    with pytest.raises(FedadcError, match="data: key 'held_out' is unknown"):
+        load_data(load_config(own, ["data={name: mine:split, clients: 2, held_out: 1}"]))
+    with pytest.raises(
+        FedadcError, match="loader mine:forgetful returned no test data; it must hold out the shares of held_out"
+    ):
+        load_data(load_config(own, ["data={name: mine:forgetful, clients: 2}"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("test: 2.0", "data.test must be a share between 0 and 1, not 2.0"),
+        ("validation: 0", "data.validation must be a share between 0 and 1, not 0"),
+        ("validation: 0.0001", "data.validation: a share of 0.0001 of 33 samples is empty"),
+        ("scale: {a: [1, 0]}", "data.scale.a must be [center, spread] with a spread above 0, not [1.0, 0.0]"),
+    ],
+)
+def test_an_argument_of_a_loader_is_named_as_a_key(tmp_path: Path, settings: str, words: str) -> None:
+    rows = "".join(f"{i},{'xy'[i % 2]}\n" for i in range(41))
+    (tmp_path / "t.csv").write_text(f"a,b\n{rows}")
+    tree = {**LEAST, "data": {"name": "csv", "path": "t.csv", "clients": 2, "label": "b", **yaml.safe_load(settings)}}
+    config = load_config(file_of(tmp_path, yaml.safe_dump(tree)))
+    with pytest.raises(FedadcError) as error:
+        load_data(config)
+    assert str(error.value).startswith(words)
 
 
 def test_the_resolved_config_of_own_classes_survives_the_round_trip(own: Path) -> None:

@@ -11,7 +11,7 @@ import csv
 import reprlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -29,6 +29,7 @@ from fedadc.data.summaries import Fields, TableSummary, merge, summaries
 from fedadc.errors import FedadcError, one_line, require, require_file, unknown
 
 MAX_COLUMNS = 100_000
+NOTHING = HeldOut()
 INTERNED = 10_000  # distinct fields remembered at once
 
 
@@ -37,7 +38,7 @@ class Table:
     """The rows of a CSV file."""
 
     path: Path
-    values: Mapping[str, Sequence[str]]  # of every column, by its name
+    values: Mapping[str, Sequence[str]] = field(repr=False)  # of every column, by its name
     label: str
     client: str | None
     used: tuple[str, ...]  # the columns that become features
@@ -85,8 +86,8 @@ class Table:
         """The first row in which a column has one of these texts, and the text."""
         wanted = set(texts)
         found = ((row, value.strip()) for row, value in enumerate(self.values[column], start=2))
-        row, text = next((row, text) for row, text in found if text in wanted)
-        return f"{self.path}, row {row}", text
+        row, text = next(((row, text) for row, text in found if text in wanted), (None, min(wanted)))
+        return "a row of another client" if row is None else f"{self.path}, row {row}", text
 
     def samples(self, encoding: TableEncoding) -> Samples:
         """All rows, encoded."""
@@ -109,7 +110,7 @@ def csv_table(
     test: Path | None = None,
     drop: list[str] | None = None,
     scale: dict[str, list[float]] | None = None,
-    held_out: HeldOut = HeldOut(),  # noqa: B008: frozen
+    held_out: HeldOut = NOTHING,
 ) -> Dataset:
     """your own table: a CSV file with a label column and, optionally, a client column"""
     table, scale = read_table(path, label, client, drop, scale), scale or {}

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_torch
+from fedadc.data import Dataset, Normalization, from_arrays, from_clients, from_images, from_npz, from_torch
 from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.images import image_folder
 from fedadc.data.loaders.npz import npz
 from fedadc.data.loaders.samples import read_samples
-from fedadc.data.split import hold_out
+from fedadc.data.split import HeldOut
 from fedadc.errors import FedadcError
 
 X = np.random.default_rng(0).normal(size=(6, 3))
@@ -396,10 +396,10 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_different_sizes_are_refused_with_the_file_or_scaled(tmp_path: Path) -> None:
     pictures(tmp_path)
     odd = image(tmp_path / "dog" / "wide.png", size=(7, 5), value=99)
-    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "data.size")
+    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "set size")
     data = image_folder(tmp_path, size=6)
     assert data.input_shape == (1, 6, 6) and (data.train.x[-1] == 99).all()
-    refused(lambda: image_folder(tmp_path, size=0), "data.size must be at least 1")
+    refused(lambda: image_folder(tmp_path, size=0), "size must be at least 1")
 
 
 @pytest.mark.parametrize("damage", ["text", "cut", "empty"])
@@ -501,10 +501,10 @@ def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
     assert data.test_owners is not None and data.test_owners.tolist() == [0, 1, 1] and data.test is not None
     assert data.test.y.tolist() == [0, 0, 1]
     natural = from_arrays(x, y, owners=np.array(["p", "q", "r"])[(x[:, 0] // 8).astype(int)])
-    split = hold_out(natural, 0.5, "test", seed=1)
+    split = HeldOut(test=0.5, seed=1)(natural)
     assert split.test is not None and split.test_owners is not None and split.owners is not None
     assert split.test_owners.tolist() == ["pqr"[int(v // 8)] for v in split.test.x[:, 0]]
-    assert hold_out(natural, 0.5, "validation", seed=1).test_owners is None
+    assert HeldOut(validation=0.5, seed=1)(natural).test_owners is None
 
 
 @pytest.mark.parametrize(
@@ -519,3 +519,36 @@ def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
 )
 def test_test_owners_that_do_not_fit_are_refused(make: Any, words: str) -> None:
     refused(lambda: make(np.ones((4, 2)), np.arange(4) % 2), words)
+
+
+def test_from_npz_and_from_images_take_a_file_or_a_share(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=np.arange(6) % 2)
+    assert from_npz(str(tmp_path / "a.npz")).test is None
+    assert len(from_npz(tmp_path / "a.npz", test=tmp_path / "a.npz").test or ()) == 6
+    expected = HeldOut(0.4, seed=3)(npz(tmp_path / "a.npz"))
+    found = from_npz(tmp_path / "a.npz", test=0.4, seed=3)
+    assert found.test is not None and expected.test is not None and torch.equal(found.test.x, expected.test.x)
+    pets = pictures(tmp_path / "pets")
+    assert len(from_images(str(pets), test=str(pets)).test or ()) == len(from_images(pets).train) == 4
+    assert from_images(pets, test=0.5, size=6).spec.input_shape[1:] == (6, 6)
+    assert len(from_images(pets, validation=0.5).validation or ()) == 2
+
+
+def test_from_npz_and_from_images_name_the_argument_that_is_wrong(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y)
+    refused(lambda: from_npz(tmp_path / "a.npz", test=0.5), "already has test data; remove test")
+    refused(lambda: from_npz(3), "path must be a path, not 3")  # type: ignore[arg-type]
+    refused(lambda: from_images(tmp_path / "none"), "path: there is no folder")
+    refused(lambda: from_images(pictures(tmp_path / "pets"), size=0), "size must be at least 1, not 0")
+
+
+@pytest.mark.parametrize("labels", [[[0, 1], [1, 7]], [["b", "a"], ["c", "a"]], [[1, 0], ["x", "1"]]])
+def test_the_classes_are_those_of_all_clients_sorted(labels: list[list[Any]]) -> None:
+    """Held-out samples take no part and need none: a client keeps a training sample of each of its classes."""
+    pairs = [(np.repeat(X[:2], 5, axis=0), [label for label in own for _ in range(5)]) for own in labels]
+    data = HeldOut(0.4)(from_clients(pairs))
+    merged = sorted({str(label) for own in labels for label in own})
+    assert data.classes == tuple(merged)
+    for client, own in enumerate(labels):
+        kept = data.train.y[torch.from_numpy(np.asarray(data.owners) == client)]
+        assert {data.classes[y] for y in kept.tolist()} == {str(label) for label in own}

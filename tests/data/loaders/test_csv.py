@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedadc.config.build import load_data
+from fedadc.data import HeldOut, from_csv
 from fedadc.data.loaders.csv import csv_table
+from fedadc.data.loaders.samples import read_samples
 from fedadc.errors import FedadcError
+from fedadc.runs.record import load_config
 
 
 def write(path: Path, *rows: str, encoding: str = "utf-8") -> Path:
@@ -141,10 +146,11 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         (
             ["a,label", "red,0", "blue,1"],
             {"scale": {"a": [0, 1]}},
-            ["column a", "'red' is not a number", "data.scale needs numbers"],
+            ["column a", "'red' is not a number", "scale needs numbers"],
         ),
-        (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["data.scale.a", "spread above 0"]),
-        (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["data.scale.a", "[center, spread]"]),
+        (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["scale.a must", "spread above 0"]),
+        (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["scale.a must", "[center, spread]"]),
+        (["a,label", "1,0", "1e30,1"], {"scale": {"a": [0, 1e-20]}}, ["row 3, column a: '1e30' is too large when"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),
         (["who,label", "1,0", "2,1"], {"client": "who"}, ["no feature column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
@@ -156,7 +162,7 @@ def test_a_table_that_is_wrong_says_where(csv: Path, rows: list[str], options: d
     write(csv, *rows)
     with pytest.raises(FedadcError) as error:
         csv_table(csv, "label", **options)
-    assert all(word in str(error.value) for word in [str(csv.name), *words][words[0].startswith("data.scale") :])
+    assert all(word in str(error.value) for word in [str(csv.name), *words][words[0].startswith("scale.a") :])
 
 
 def test_other_files_are_refused(csv: Path, tmp_path: Path) -> None:
@@ -186,7 +192,7 @@ def test_notes_state_every_column(csv: Path) -> None:
         "income: number, -4 to 20000, not scaled",
         "gap: number, 1 to 1, not scaled, missing values marked",
     )
-    assert len(notes) == 5 and notes[4].startswith("income has values beyond ±10") and "data.scale" in notes[4]
+    assert len(notes) == 5 and notes[4].startswith("income has values beyond ±10") and "scale" in notes[4]
 
 
 @given(st.data())
@@ -224,3 +230,65 @@ def test_a_client_column_in_the_test_table_gives_the_test_owners(tmp_path: Path)
     read = partial(csv_table, tmp_path / "train.csv", "y", "site")
     assert read(test=tmp_path / "held.csv").test_owners.tolist() == ["s"]  # type: ignore[union-attr]
     assert read(test=tmp_path / "bare.csv").test_owners is None
+
+
+def test_further_rows_are_read_with_the_columns_of_the_training_rows(tmp_path: Path) -> None:
+    """Also where all rows of the table have more categories than the training rows."""
+    colors = ["red", "blue"] * 20
+    held_out = HeldOut(0.25, seed=2)
+    only_held_out = held_out.rows(np.arange(40) % 2).test[0]
+    colors[only_held_out] = "green"
+    path = write(tmp_path / "t.csv", "color,label", *(f"{color},{i % 2}" for i, color in enumerate(colors)))
+    data = csv_table(path, "label", held_out=held_out)
+    more = write(tmp_path / "more.csv", "label,color", "1,green", "0,red")
+    found = read_samples(more, data)
+    assert data.input_shape == (2,) and found.x.tolist() == [[0, 0], [0, 1]] and found.y.tolist() == [1, 0]
+    with pytest.raises(FedadcError, match=r"more\.csv lacks the column color"):
+        read_samples(write(more, "label", "1"), data)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "t.csv", "who,a,label", *(f"{'pq'[i // 20]},{i},{i % 2}" for i in range(40)))
+
+
+@pytest.mark.parametrize("client", [None, "who"])
+def test_from_csv_gives_the_data_of_a_config(table: Path, client: str | None) -> None:
+    """A test share is held out as on the command line."""
+    drop, scale = [] if client else ["who"], {"a": (10, 5)}
+    data = from_csv(str(table), label="label", client=client, validation=0.25, drop=drop, scale=scale, seed=4)
+    node = {"name": "csv", "path": str(table), "label": "label", "drop": drop, "scale": {"a": [10, 5]}}
+    tree = {"rounds": 1, "model": "logistic", "seed": 4, "data": {**node, "client": client, "validation": 0.25}}
+    config, expected = load_data(
+        load_config({**tree, "data": {**tree["data"], "clients": 2 if client is None else None}})
+    )
+    assert config.data.test == 0.2 and list(data.splits()) == ["train", "validation", "test"]
+    for part, samples in data.splits().items():
+        assert torch.equal(samples.x, expected.splits()[part].x)
+        assert torch.equal(samples.y, expected.splits()[part].y)
+    assert len(data.test or ()) == 8 and len(data.validation or ()) == 8
+
+
+def test_from_csv_takes_a_test_file_or_a_share(table: Path) -> None:
+    assert len(from_csv(table, "label", test=0.5, drop=["who"]).test or ()) == 20
+    both = from_csv(table, "label", "who", test=str(table))
+    assert len(both.train) == len(both.test or ()) == 40 and both.test_owners is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"test": 1.5}, r"^test must be a share between 0 and 1, not 1\.5"),
+        ({"test": ["x"]}, r"^test must be a path, not \['x'\]"),
+        ({"test": "absent.csv"}, r"there is no file absent\.csv"),
+        ({"validation": 1e-9}, r"^validation: a share of 1e-09 of 32 samples is empty"),
+        ({"drop": "who"}, r"^drop must be a list of columns, not 'who'"),
+        ({"scale": [1, 2]}, r"^scale must map columns to \(center, spread\), not \[1, 2\]"),
+        ({"scale": {"a": 3}}, r"^scale\.a must be \[center, spread\] with a spread above 0, not 3"),
+        ({"scale": {"a": (0, float("nan"))}}, r"^scale\.a must be \[center, spread\]"),
+        ({"path": 3}, r"^path must be a path, not 3"),
+    ],
+)
+def test_from_csv_names_the_argument_that_is_wrong(table: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(FedadcError, match=words):
+        from_csv(**{"path": table, "label": "label", **settings})

@@ -232,7 +232,7 @@ def cifar_with_a_wrong_label(room: Path) -> Path:
 # CSV
 
 
-@hostile("csv", "column id", "6 GB of memory", "data.drop: [id]")
+@hostile("csv", "column id", "6 GB of memory", "with drop: [id]")
 def csv_with_a_column_of_identifiers(room: Path) -> Path:
     return written(room / "a.csv", "id,label\n" + "".join(f"u{i},{i % 2}\n" for i in range(40_000)))
 
@@ -350,12 +350,12 @@ def png_bomb(room: Path) -> Path:
     return classes(room, png(8000, 8000, bytes(8000 * 24_001)))
 
 
-@hostile("scaled folder", "2 images of 20000×20000 pixels", "data.size")
+@hostile("scaled folder", "2 images of 20000×20000 pixels", "smaller size")
 def images_scaled_beyond_memory(room: Path) -> Path:
     return classes(room)
 
 
-@hostile("folder", "400 images of 4000×4000 pixels", "data.size")
+@hostile("folder", "400 images of 4000×4000 pixels", "smaller size")
 def many_images_that_are_small_on_disk(room: Path) -> Path:
     content = png(4000, 4000, bytes(4000 * 12_001))
     for group in "ab":
