@@ -79,8 +79,6 @@ def personalize(
 def _request(settings: dict[str, Any]) -> Request:
     unknown = sorted(settings.keys() - Request.__dataclass_fields__.keys())
     require(not unknown, f"personalize has no argument {', '.join(unknown)}.")
-    if settings.get("data") is not None:
-        settings["data"] = Path(settings["data"])
     if isinstance(settings.get("regularizers"), str):
         settings["regularizers"] = [settings["regularizers"]]
     return Request(**settings)
