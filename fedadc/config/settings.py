@@ -21,6 +21,7 @@ from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluation.metrics import Evaluation
 from fedadc.fields.settings import Settings
+from fedadc.fields.summary import field_summary, summary
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import PARTITIONS, Partition
@@ -75,6 +76,8 @@ class DataConfig(Settings):
     augment: Augment = field(default_factory=Augment)
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the loader
 
+    __repr__ = field_summary
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
@@ -86,6 +89,8 @@ class ModelConfig(Settings):
     weights: str | None = None  # a safetensors file to start from
     channels_last: bool | None = None  # memory format of images, which changes bits; None: the faster one
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the constructor
+
+    __repr__ = field_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +159,12 @@ class Config(Settings):
         require(self.rounds >= 1, f"rounds must be at least 1, not {self.rounds}.")
         require(self.rounds <= MOST, f"rounds must be at most {MOST}, not {self.rounds}.")
         require(0 <= self.seed < 2**63, f"seed must be in 0..2^63-1, not {self.seed}.")
+
+    def __repr__(self) -> str:
+        """The choices that name a run; `yaml()` has all settings."""
+        names = {"data": self.data.name, "clients": self.data.clients, "model": self.model.name}
+        facts = {"label": self.label, "rounds": self.rounds, "seed": self.seed, **names}
+        return summary("Config", {**facts, "method": self.method, "objective": self.objective})
 
     @property
     def schema(self) -> Schema:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import require
 from fedadc.fields.settings import Settings
+from fedadc.fields.summary import field_summary
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Batch:
     y: Tensor
     position: Array  # the samples' positions within the client's own data
 
+    __repr__ = field_summary
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -92,6 +95,8 @@ class ClientData:
     classes: int
     inputs: Inputs
     augment: Augment
+
+    __repr__ = field_summary
 
     def __len__(self) -> int:
         return len(self.indices)

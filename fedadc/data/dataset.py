@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedadc.errors import FedadcError, require
 from fedadc.fields.settings import Settings
+from fedadc.fields.summary import field_summary
 
 Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
 CLIENTS_PER_BLOCK = 10_000  # clients whose labels are counted at once; bounds the temporary memory
@@ -25,6 +26,8 @@ class Samples:
 
     x: Tensor
     y: Tensor
+
+    __repr__ = field_summary
 
     def __post_init__(self) -> None:
         require(len(self.x) == len(self.y), f"{len(self.x)} inputs do not match {len(self.y)} labels.")
@@ -43,6 +46,8 @@ class Clients:
 
     indices: Array  # int32 or int64 [n]
     offsets: Array  # int64 [clients + 1]
+
+    __repr__ = field_summary
 
     @staticmethod
     def from_owner(owner: Array, clients: int) -> Clients:
@@ -86,6 +91,8 @@ class Normalization(Settings):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    __repr__ = field_summary
+
     def __call__(self, x: Tensor) -> Tensor:
         """Normalize a floating-point batch in place."""
         if not self.mean:
@@ -116,6 +123,8 @@ class Dataset:
     notes: tuple[str, ...] = ()  # remarks of the loader for the user
     test_owners: Array | None = None  # the client id of every test sample, if known
     validation_owners: Array | None = None  # the client id of every validation sample, if known
+
+    __repr__ = field_summary
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.")

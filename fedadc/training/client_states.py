@@ -209,6 +209,9 @@ class ClientStates(Mapping[int, State]):
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
+    def __repr__(self) -> str:
+        return f"<states of {len(self)} clients>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         states = {client: (state, self.handle(client).round) for client, state in self.items()}
         return _states, (self.store.storage, states)  # a copy has a store of its own
