@@ -171,6 +171,17 @@ def test_no_class_name_stands_for_two_classes() -> None:
     assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
+def test_no_constant_name_stands_for_two_constants() -> None:
+    homes: dict[str, set[str]] = {}
+    for module in FILES:
+        for node in tree(module).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [n.id for target in targets if target for n in ast.walk(target) if isinstance(n, ast.Name)]
+            for name in filter(str.isupper, names):
+                homes.setdefault(name, set()).add(module)
+    assert "BLOCK_LENGTH" in homes and not {name: found for name, found in homes.items() if len(found) > 1}
+
+
 def test_no_function_is_long() -> None:
     for module in FILES:
         for node in ast.walk(tree(module)):

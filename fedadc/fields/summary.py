@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
+from types import FunctionType
 from typing import Any
 
 LONGEST = 350  # characters of a summary
-LONGEST_PART = 80  # characters of a value in it
+LONGEST_PART = 100  # characters of a value in it
 FIRST = 3  # entries that are shown of a list or a mapping
 
 
 def summary(name: str, facts: Mapping[str, Any]) -> str:
-    """`Name(fact=value, ...)`, without the facts that are None or empty."""
+    """`Name(fact=value, ...)`, without the facts that are None or empty, and without functions."""
     shown = ", ".join(f"{key}={short(value)}" for key, value in facts.items() if not _is_empty(value))
     return f"{name}({shown})" if len(shown) <= LONGEST else f"{name}({shown[:LONGEST]}…)"
 
@@ -51,4 +52,5 @@ def _cut(text: str, end: str) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | tuple | list | dict) and not value)
+    empty = isinstance(value, str | tuple | list | dict) and not value
+    return value is None or empty or isinstance(value, FunctionType)

@@ -61,7 +61,10 @@ def public_objects(folder: Path) -> dict[str, tuple[Any, list[str]]]:
     known: dict[str, tuple[Any, list[str]]] = {
         "Batch": (fedadc.Batch(x, y, np.arange(MANY)), [f"x=float32[{MANY}, 1, 2, 2]", f"position=int64[{MANY}]"]),
         "Checkpoints": (fedadc.Checkpoints(folder / "c", federation), [str(folder / "c"), "round=0"]),
-        "Config": (result.config, ["rounds=2", "seed=0", "data='digits'", "clients=5", "model='mlp'", "FedADC"]),
+        "Config": (
+            result.config,
+            ["rounds=2", "seed=0", "data='digits'", "clients=5", "model='mlp'", "method=FedADC(", "beta=0.9"],
+        ),
         "Dataset": (data, ["name='mine'", f"x=float32[{MANY}, 1, 2, 2]", "'class 0'", "100 in all"]),
         "Federation": (federation, ["Federation"]),
         "Local": (local, ["FlatModel(Sequential, 500 parameters", "lr=0.1", "steps=", "start=float32[500]"]),
@@ -122,7 +125,7 @@ def test_every_public_object_prints_in_three_lines_and_names_what_matters(tmp_pa
         ([1, 2, 3, 4], "[1, 2, 3, … 4 in all]"),
         ({"a": 1.0, "b": torch.zeros(0)}, "{a: 1, b: float32[0]}"),
         (Path("a/b"), "'a/b'"),
-        ("x" * 500, "'" + "x" * 77 + "…'"),
+        ("x" * 500, "'" + "x" * 97 + "…'"),
         (RecordedRun(Path("p" * 500), {}, []), "RecordedRun(…)"),
     ],
     ids=str,
@@ -132,5 +135,5 @@ def test_values_in_a_few_words(value: Any, text: str) -> None:
 
 
 def test_a_summary_leaves_out_what_is_empty_and_ends_somewhere() -> None:
-    assert summary("A", {"a": None, "b": (), "c": "", "d": {}, "e": 0, "f": False}) == "A(e=0, f=False)"
+    assert summary("A", {"a": None, "b": (), "c": "", "d": {}, "e": 0, "f": False, "g": lambda: 1}) == "A(e=0, f=False)"
     assert len(summary("A", {f"fact{i}": "x" * 1000 for i in range(1000)})) == LONGEST + len("A(…)")
