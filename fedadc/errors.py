@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 MAX_MESSAGE_LENGTH = 2000  # characters
 
@@ -36,12 +35,6 @@ def article(kind: type) -> str:
     """The name of a type with its article: "an int", "a Dataset"."""
     name = kind.__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
-
-
-def require_types(node: Any, name: str, *kinds: type) -> None:
-    """Check the first fields of a dataclass: each must be an instance of the type given at its position."""
-    for (field, value), kind in zip(vars(node).items(), kinds, strict=False):
-        require(isinstance(value, kind), f"{name}.{field} must be {article(kind)}, not {value!r:.60}.")
 
 
 def require_file(path: Path, what: str) -> None:

@@ -83,7 +83,7 @@ def folder(module: str) -> str:
 
 
 MODULES = [module for module in FILES if module != FACADE]
-BASICS = {"errors", "rng", "system"}
+BASICS = {"errors", "rng", "fields", "system"}
 NUMBERS = BASICS | {"data", "models", "schedules"}
 CLIENTS = NUMBERS | {"views", "objectives", "methods"}
 LOOPS = CLIENTS | {"communication", "training", "evaluation"}
@@ -91,16 +91,17 @@ FEDERATION = LOOPS | {"engines", "partitions", "selections"}
 ALLOWED = {  # folder -> the folders it may import, beside itself
     "errors": set(),
     "rng": set(),
+    "fields": {"errors"},
     "system": {"errors"},
     "models": {"errors", "rng"},
-    "data": {"errors", "rng"},
-    "schedules": {"errors"},
-    "partitions": {"errors", "rng", "data"},
-    "selections": {"errors", "rng", "data"},
-    "views": {"errors", "data", "models", "schedules"},
-    "objectives": {"errors", "data", "models", "views"},
-    "methods": {"errors", "models", "objectives", "views"},
-    "communication": {"errors", "rng", "data", "models"},
+    "data": {"errors", "rng", "fields"},
+    "schedules": {"errors", "fields"},
+    "partitions": {"errors", "rng", "fields", "data"},
+    "selections": {"errors", "rng", "fields", "data"},
+    "views": {"errors", "fields", "data", "models", "schedules"},
+    "objectives": {"errors", "fields", "data", "models", "views"},
+    "methods": {"errors", "fields", "models", "objectives", "views"},
+    "communication": {"errors", "rng", "fields", "data", "models"},
     "training": CLIENTS | {"communication"},
     "evaluation": CLIENTS | {"training"},
     "engines": LOOPS,
@@ -170,6 +171,17 @@ def test_no_class_name_stands_for_two_classes() -> None:
     assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
+def test_no_constant_name_stands_for_two_constants() -> None:
+    homes: dict[str, set[str]] = {}
+    for module in FILES:
+        for node in tree(module).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [n.id for target in targets if target for n in ast.walk(target) if isinstance(n, ast.Name)]
+            for name in filter(str.isupper, names):
+                homes.setdefault(name, set()).add(module)
+    assert "BLOCK_LENGTH" in homes and not {name: found for name, found in homes.items() if len(found) > 1}
+
+
 def test_no_function_is_long() -> None:
     for module in FILES:
         for node in ast.walk(tree(module)):
@@ -237,7 +249,8 @@ def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> Non
 def test_the_lower_folders_use_torch_numpy_and_the_standard_library_only() -> None:
     for module in MODULES:
         if folder(module) in {*CLIENTS, "partitions", "selections", "communication"}:
-            for at_import_only, more in ((True, set()), (False, {"PIL", "safetensors"})):
+            later = {"pydantic"} if folder(module) == "fields" else {"PIL", "safetensors"}  # inside functions
+            for at_import_only, more in ((True, set()), (False, later)):
                 foreign = {m.split(".")[0] for m in imports(module, at_import_only)} - set(sys.stdlib_module_names)
                 assert foreign <= {"torch", "numpy", "fedadc"} | more, f"{module} imports {sorted(foreign)}"
 

@@ -17,7 +17,7 @@ BASE: dict[str, Any] = {
     "local": {"steps": 8, "batch_size": 16, "lr": 0.1},
     "cohort": {"size": 10},
 }
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> (label, method)
+DEMO_METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> (label, method)
     "fedavg": ("FedAvg", {"name": "fedavg"}),
     "slowmo": ("SlowMo", {"name": "slowmo", "beta": 0.9}),
     "fedadc-heavy-ball": ("FedADC heavy-ball", {"name": "fedadc", "beta": 0.9}),
@@ -31,7 +31,7 @@ TITLE = "digits, 50 clients with 2 labels each, 10 per round"
 def configs(seeds: int) -> Iterator[tuple[str, Config]]:
     """The name of the run directory and the config of every run of the demo."""
     for seed in range(seeds):
-        for folder, (label, method) in METHODS.items():
+        for folder, (label, method) in DEMO_METHODS.items():
             yield f"{folder}-seed{seed}", load_config({**BASE, "seed": seed, "label": label, "method": method})
 
 

@@ -28,6 +28,7 @@ from fedadc.config.settings import TABLES, Config
 from fedadc.config.yaml import overlay, read_yaml, with_value
 from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require, unknown
 from fedadc.evaluation.evaluator import reaches
+from fedadc.fields.settings import Settings
 from fedadc.runs.layout import MODEL
 from fedadc.runs.record import RecordedRun, load_config, model_origin, read_run
 from fedadc.runs.runner import RunResult, run
@@ -38,7 +39,7 @@ CHOICES, PLOT = "choices.json", "convergence.png"  # files in the folder of an e
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Settings):
     """An entry of `runs`, one row of the table: its differences from `base`, and the settings to choose from."""
 
     set: dict[str, Any] = field(default_factory=dict)  # overrides `base`
@@ -46,7 +47,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Settings):
     """The content of an experiment file."""
 
     title: str
@@ -59,6 +60,7 @@ class Experiment:
     x: str = "round"  # the measure of progress, as in `fedadc compare --x`
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(bool(self.seeds), "seeds must name at least one seed.")
         require(len(set(self.seeds)) == len(self.seeds), f"seeds must not name a seed twice: {self.seeds}.")
         require(bool(self.runs), "runs must name at least one method.")

@@ -112,13 +112,13 @@ def demo(
 
     import_torch()
     from fedadc.analysis.compare import as_json, summarize
-    from fedadc.analysis.demo import METHODS, TARGET, TITLE, configs, run_demo
+    from fedadc.analysis.demo import DEMO_METHODS, TARGET, TITLE, configs, run_demo
     from fedadc.analysis.plots import plot
     from fedadc.cli.terminal import comparison, progress_of_runs, say
     from fedadc.runs.record import read_run
 
     rounds = sum(config.rounds for _, config in configs(seeds))
-    with progress_of_runs(rounds, len(METHODS) * seeds) as watch:
+    with progress_of_runs(rounds, len(DEMO_METHODS) * seeds) as watch:
         runs = [read_run(path) for path in run_demo(out, seeds, overwrite, watch)]
     rows = summarize(runs, TARGET)
     picture = out / "convergence.png"

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, one_line, require, require_file, require_types, undefined
+from fedadc.errors import FedadcError, one_line, require, require_file, undefined
+from fedadc.fields.settings import Settings
 
 MAX_TRACE = 2**28  # bytes
 MIN_BANDWIDTH = 1e-3  # bytes per second
@@ -26,12 +27,14 @@ MAX_VALUE = 1e12  # of any setting of a client
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
+class Distribution(Settings):
     """Base class of all distributions. Subclasses implement `draw`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in vars(self).items():
-            require(0 <= value <= MAX_VALUE, f"clock: {name} must be between 0 and {MAX_VALUE:g}, not {value}.")
+            within = not isinstance(value, int | float) or 0 <= value <= MAX_VALUE
+            require(within, f"{name} must be between 0 and {MAX_VALUE:g}, not {value}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         """One value for each of `count` clients."""
@@ -62,7 +65,7 @@ class Between(Distribution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.low <= self.high, f"clock: uniform needs low <= high, not {self.low} and {self.high}.")
+        require(self.low <= self.high, f"low must be at most high, not {self.low} and {self.high}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         return rng.uniform(self.low, self.high, count)
@@ -77,8 +80,8 @@ class LogNormal(Distribution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.median > 0, f"clock: lognormal needs a median above 0, not {self.median}.")
-        require(0 <= self.sigma <= 20, f"clock: lognormal needs a sigma in [0, 20], not {self.sigma}.")
+        require(self.median > 0, f"median must be above 0, not {self.median}.")
+        require(0 <= self.sigma <= 20, f"sigma must be in [0, 20], not {self.sigma}.")
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         return self.median * np.exp(self.sigma * rng.standard_normal(count))
@@ -139,7 +142,7 @@ class Devices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
+class Clock(Settings):
     """The settings of the virtual clock: values are drawn once per client, or read from a file."""
 
     step_seconds: Distribution = field(default_factory=lambda: Fixed(value=0.01))  # seconds per local step
@@ -149,10 +152,12 @@ class Clock:
     trace: str | None = None  # instead: a CSV file with the columns client, step_seconds, down, up, latency
 
     def __post_init__(self) -> None:
-        require_types(self, "clock", Distribution, Distribution, Distribution, Distribution)
+        super().__post_init__()
+        if self.trace is None:
+            return
         defaults = {f.name: f.default_factory() for f in fields(self) if callable(f.default_factory)}
-        given = [name for name, default in defaults.items() if getattr(self, name) != default] if self.trace else []
-        require(not given, f"clock.trace already gives the values of all clients; leave out {', '.join(given)}.")
+        given = [name for name, default in defaults.items() if getattr(self, name) != default]
+        require(not given, f"trace already gives the values of all clients; leave out {', '.join(given)}.")
 
     def devices(self, names: Sequence[Any], rng: np.random.Generator) -> Devices:
         """The values of the clients with these names."""

@@ -22,10 +22,9 @@ from fedadc.communication.clock import Devices
 from fedadc.communication.ledger import Bytes, times, total
 from fedadc.data.dataset import Array
 from fedadc.errors import require, require_new_names, undefined
+from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State
 from fedadc.rng import generator
-
-RENAMED = {"looks_around": "needs_neighboring_cohorts"}  # attributes of 0.1
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,14 @@ class Delivery:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downlink:
+class Downlink(Settings):
     """Base class of all downlinks. Subclasses implement `deliver`, and `after` if they keep links between rounds."""
 
     tracks: ClassVar[bool] = True  # True if clients repeat the server's update
     needs_neighboring_cohorts: ClassVar[bool] = False  # True if it uses the previous and the next cohort
 
     def __init_subclass__(cls) -> None:
-        require_new_names(cls, "Downlink", RENAMED)
+        require_new_names(cls, "Downlink", {"looks_around": "needs_neighboring_cohorts"})  # an attribute of 0.1
 
     def start(self, clients: int) -> State:
         """The links before the first round."""
@@ -145,9 +144,8 @@ class Broadcast(Downlink):
     absent: float = 0.0  # the share of clients that miss a round's mean
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.absent <= 1, f"broadcast: absent must be a share of the clients in [0, 1], not {self.absent}."
-        )
+        super().__post_init__()
+        require(0 <= self.absent <= 1, f"absent must be a share of the clients in [0, 1], not {self.absent}.")
 
     def start(self, clients: int) -> State:
         return {

@@ -13,21 +13,18 @@ from fedadc.communication.downlinks import Downlink, DownlinkRound, Pull
 from fedadc.communication.ledger import Bytes, Ledger, sizes, total
 from fedadc.communication.uplinks import Full, Uplink
 from fedadc.data.dataset import Array
-from fedadc.errors import require_types
+from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State
 
 FIGURES = "figures"  # key in the links: the fingerprint of the clock's values, which must not change during a run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Communication:
+class Communication(Settings):
     """How vectors are sent: the downlink and the uplink."""
 
     downlink: Downlink = field(default_factory=Pull)
     uplink: Uplink = field(default_factory=Full)
-
-    def __post_init__(self) -> None:
-        require_types(self, "communication", Downlink, Uplink)
 
 
 @dataclass(frozen=True)

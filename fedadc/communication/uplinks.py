@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from fedadc.errors import require, undefined
+from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State, Vector
 
 RESIDUAL = "uplink_residual"  # the name of the residual in a client's state
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uplink:
+class Uplink(Settings):
     """Base class of all uplinks. Subclasses implement `encode` and `decode`."""
 
     exact: ClassVar[bool] = False  # True if the server receives the client's delta bit for bit
@@ -60,7 +61,8 @@ class TopK(Uplink):
     error_feedback: bool = True
 
     def __post_init__(self) -> None:
-        require(0 < self.share <= 1, f"top_k: share must be in (0, 1], not {self.share}.")
+        super().__post_init__()
+        require(0 < self.share <= 1, f"share must be in (0, 1], not {self.share}.")
 
     def client_state(self, delta: Vector) -> State:
         return {RESIDUAL: torch.zeros_like(delta)} if self.error_feedback else {}
@@ -85,7 +87,8 @@ class EightBit(Uplink):
     block: int = 256  # entries that share one scale, their largest absolute value
 
     def __post_init__(self) -> None:
-        require(1 <= self.block <= 10**9, f"eight_bit: block must be at least 1 and at most 10^9, not {self.block}.")
+        super().__post_init__()
+        require(1 <= self.block <= 10**9, f"block must be at least 1 and at most 10^9, not {self.block}.")
 
     def encode(self, delta: Vector, client: State, rng: np.random.Generator) -> tuple[State, State]:
         blocks = self._blocks(delta)

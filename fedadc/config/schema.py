@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
-import reprlib
-import types
-import typing
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-
 from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.fields.values import accepts_none, hints_of, leaf, without_none
+from fedadc.fields.values import show as _show
 from fedadc.system.user_code import load_object
 
+__all__ = ["Schema", "Tables", "hints_of", "leaf"]
 T = TypeVar("T")
 Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
-PLAIN_WORDS = {  # type of a pydantic error -> what the value must be
-    "int_type": "a whole number", "float_type": "a number", "string_type": "a text", "bool_type": "true or false",
-    "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping of keys",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +44,7 @@ class Schema:
         for key, value in tree.items():
             path = f"{where}.{key}" if where else str(key)
             if key in fields and key != rest:
-                if value is None and not _accepts_none(hints.get(key, Any)) and not _is_required(fields[key]):
+                if value is None and not accepts_none(hints.get(key, Any)) and not _is_required(fields[key]):
                     continue  # an empty node means its default
                 values[key] = self._value(hints.get(key, Any), value, path)
             elif rest:
@@ -63,8 +57,8 @@ class Schema:
                 raise FedadcError(f"{f'{where}.{name}' if where else name} is missing{example}.")
         try:
             return cls(**values)
-        except FedadcError:
-            raise
+        except FedadcError as error:
+            raise FedadcError(_at(where, str(error), fields)) from error
         except Exception as error:  # raised by a user-defined class
             raise FedadcError(f"{where}: {cls.__name__} rejects its settings: {one_line(error)}.") from error
 
@@ -104,7 +98,7 @@ class Schema:
         return found
 
     def _value(self, hint: Any, value: Any, where: str) -> Any:
-        inner = _without_none(hint)
+        inner = without_none(hint)
         if value is None and inner is not hint:
             return None
         if inner in self.tables:
@@ -138,61 +132,11 @@ class Schema:
         return tree
 
 
-def leaf(hint: Any, value: Any, where: str) -> Any:
-    """Check a value strictly against its annotation. It is checked as JSON, in which a list may stand for a tuple."""
-    try:
-        text = json.dumps(value, default=str)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        raise FedadcError(f"{where}: {_show(value)} is not a plain value.") from None
-    try:
-        return TypeAdapter(hint).validate_json(text, strict=True)
-    except ValidationError as error:
-        first, *others = error.errors()
-        inside = _indices(first["loc"])
-        kinds = [e["type"] for e in (first, *others) if _indices(e["loc"]) == inside]  # several for a union of types
-        if not all(kind in PLAIN_WORDS for kind in kinds):
-            raise FedadcError(f"{where}{inside}: {_lower(first['msg'])}, not {_show(value)}.") from error
-        plain = " or ".join(dict.fromkeys(PLAIN_WORDS[kind] for kind in kinds))
-        shown = _show(first["input"] if inside else value)
-        raise FedadcError(f"{where}{inside} must be {plain}, not {shown}.") from error
-    except PydanticSchemaGenerationError:
-        return value  # a user-defined type: its constructor checks the value
-
-
-def hints_of(thing: Any) -> dict[str, Any]:
-    """The annotations of a class or function; empty if they use names that exist only for type checkers."""
-    try:
-        return typing.get_type_hints(thing)
-    except (NameError, TypeError, AttributeError):
-        return {}
-
-
 def _is_required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _accepts_none(hint: Any) -> bool:
-    return hint is Any or type(None) in typing.get_args(hint)
-
-
-def _without_none(hint: Any) -> Any:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        others = [a for a in typing.get_args(hint) if a is not type(None)]
-        if len(others) == 1:
-            return others[0]
-    return hint
-
-
-def _indices(location: Sequence[int | str]) -> str:
-    return "".join(f"[{i}]" for i in location if isinstance(i, int))
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _show(value: Any) -> str:
-    try:
-        return " ".join(reprlib.repr(value).split())
-    except (ValueError, RecursionError):  # an integer with thousands of digits, or deep nesting
-        return f"an unprintable {type(value).__name__}"
+def _at(where: str, message: str, fields: Collection[str]) -> str:
+    """The message of a dataclass about its fields, with their place in the config: local.steps must be ..."""
+    begins_with_a_field = re.split(r"\W", message, maxsplit=1)[0] in fields
+    return message if not where else f"{where}.{message}" if begins_with_a_field else f"{where}: {message}"

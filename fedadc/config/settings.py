@@ -20,6 +20,8 @@ from fedadc.config.yaml import override, read_yaml
 from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluation.metrics import Evaluation
+from fedadc.fields.settings import Settings
+from fedadc.fields.summary import field_summary, summary
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import PARTITIONS, Partition
@@ -46,23 +48,21 @@ Init = Literal["default", "kaiming"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalize:
+class Normalize(Settings):
     """Mean and standard deviation per channel, for inputs that are scaled to [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        require(
-            len(self.mean) == len(self.std) > 0,
-            "data.normalize needs as many values in mean as in std, and at least one.",
-        )
-        require(all(0 < s < math.inf for s in self.std), "data.normalize.std must be above 0 and finite.")
-        require(all(map(math.isfinite, self.mean)), "data.normalize.mean must be finite.")
+        super().__post_init__()
+        require(len(self.mean) == len(self.std) > 0, "mean and std need as many values, and at least one.")
+        require(all(0 < s < math.inf for s in self.std), "std must be above 0 and finite.")
+        require(all(map(math.isfinite, self.mean)), "mean must be finite.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Settings):
     """The data set, and how it is partitioned among the clients."""
 
     name: str  # a name of `fedadc list datasets`, or module:function returning a Dataset
@@ -76,9 +76,11 @@ class DataConfig:
     augment: Augment = field(default_factory=Augment)
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the loader
 
+    __repr__ = field_summary
+
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """The model and its initial weights."""
 
     name: str  # a name of `fedadc list models`, or module:Class
@@ -88,9 +90,11 @@ class ModelConfig:
     channels_last: bool | None = None  # memory format of images, which changes bits; None: the faster one
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the constructor
 
+    __repr__ = field_summary
+
 
 @dataclass(frozen=True, kw_only=True)
-class CohortConfig:
+class CohortConfig(Settings):
     """Client selection in each round, and the weights of the uploads."""
 
     size: int | None = None
@@ -99,40 +103,36 @@ class CohortConfig:
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        require(
-            self.size is None or self.ratio is None,
-            "set cohort.size or cohort.ratio, not both (null unsets one).",
-        )
+        super().__post_init__()
+        require(self.size is None or self.ratio is None, "set size or ratio, not both; leave the other one empty.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpointing:
+class Checkpointing(Settings):
     """How often a checkpoint is written."""
 
     every: int | None = None  # rounds; None: by time, see seconds
     seconds: float = 30.0  # time between checkpoints; longer if writing them would take more than 2 % of the run's time
 
     def __post_init__(self) -> None:
-        require(self.every is None or self.every >= 1, f"checkpoint.every must be at least 1, not {self.every}.")
-        require(
-            0 <= self.seconds < float("inf"), f"checkpoint.seconds must be 0 or more and finite, not {self.seconds}."
-        )
+        super().__post_init__()
+        require(self.every is None or self.every >= 1, f"every must be at least 1, not {self.every}.")
+        require(0 <= self.seconds < math.inf, f"seconds must be 0 or more and finite, not {self.seconds}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopConfig:
+class StopConfig(Settings):
     """When to stop before the last round."""
 
     accuracy: float | None = None  # of the validation data if there is any, else of the test data
 
     def __post_init__(self) -> None:
-        require(
-            self.accuracy is None or 0 < self.accuracy <= 1, f"stop.accuracy must be in (0, 1], not {self.accuracy}."
-        )
+        super().__post_init__()
+        require(self.accuracy is None or 0 < self.accuracy <= 1, f"accuracy must be in (0, 1], not {self.accuracy}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """All settings of a run."""
 
     seed: int = 0
@@ -155,9 +155,16 @@ class Config:
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # searched first for files
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.rounds >= 1, f"rounds must be at least 1, not {self.rounds}.")
         require(self.rounds <= MOST, f"rounds must be at most {MOST}, not {self.rounds}.")
         require(0 <= self.seed < 2**63, f"seed must be in 0..2^63-1, not {self.seed}.")
+
+    def __repr__(self) -> str:
+        """The choices that name a run; `yaml()` has all settings."""
+        names = {"data": self.data.name, "clients": self.data.clients, "model": self.model.name}
+        facts = {"label": self.label, "rounds": self.rounds, "seed": self.seed, **names}
+        return summary("Config", {**facts, "method": self.method, "objective": self.objective})
 
     @property
     def schema(self) -> Schema:

@@ -15,17 +15,20 @@ from torch import Tensor
 
 from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import require
+from fedadc.fields.settings import Settings
+from fedadc.fields.summary import field_summary
 
 
 @dataclass(frozen=True)
-class Augment:
+class Augment(Settings):
     """Random crop after zero padding, and random horizontal flip. Both are drawn independently for every sample."""
 
     crop: int = 0  # pixels of padding on each side; 0 disables cropping
     flip: bool = False
 
     def __post_init__(self) -> None:
-        require(self.crop >= 0, f"data.augment.crop must be at least 0, not {self.crop}.")
+        super().__post_init__()
+        require(self.crop >= 0, f"crop must be at least 0, not {self.crop}.")
 
     def __bool__(self) -> bool:
         return self.crop > 0 or self.flip
@@ -80,6 +83,8 @@ class Batch:
     y: Tensor
     position: Array  # the samples' positions within the client's own data
 
+    __repr__ = field_summary
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -90,6 +95,8 @@ class ClientData:
     classes: int
     inputs: Inputs
     augment: Augment
+
+    __repr__ = field_summary
 
     def __len__(self) -> int:
         return len(self.indices)

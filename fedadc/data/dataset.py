@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedadc.data.encoding import TableEncoding
 from fedadc.errors import FedadcError, require
+from fedadc.fields.settings import Settings
 
 Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
 CLIENTS_PER_BLOCK = 10_000  # clients whose labels are counted at once; bounds the temporary memory
@@ -83,7 +84,7 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Normalization:
+class Normalization(Settings):
     """Input normalization: (x / scale - mean) / std, per channel.
 
     The constants come from a loader or a config. They are never computed from the clients' pooled data.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedadc.training.aggregate import BLOCK
+from fedadc.training.aggregate import BLOCK_LENGTH
 from fedadc.training.messages import ClientTask
 
 
 def grouped(tasks: Sequence[ClientTask], workers: int) -> Iterator[Sequence[ClientTask]]:
     """Group tasks into whole blocks of 8 while there is enough work for every worker, then one by one."""
     left = sum(task.steps for task in tasks)
-    for start in range(0, len(tasks), BLOCK):
-        block = tasks[start : start + BLOCK]
+    for start in range(0, len(tasks), BLOCK_LENGTH):
+        block = tasks[start : start + BLOCK_LENGTH]
         work = sum(task.steps for task in block)
         left -= work
-        if len(block) == BLOCK and left >= workers * work:
+        if len(block) == BLOCK_LENGTH and left >= workers * work:
             yield block
         else:
             yield from ([task] for task in block)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Array, Samples
 from fedadc.errors import require, unknown
+from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.rng import torch_seeded
 from fedadc.system.determinism import deterministic
@@ -24,7 +25,7 @@ EXTRA_METRICS = ("top5", "macro_f1", "per_class")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Settings):
     """When and what to evaluate. None of it changes training."""
 
     every: int = 1  # rounds; the last round is always evaluated
@@ -33,11 +34,12 @@ class Evaluation:
     overlap: bool = False  # evaluate on idle workers during the next round; records are written one round later
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"evaluate.every must be at least 1, not {self.every}.")
-        require(self.batch_size >= 1, f"evaluate.batch_size must be at least 1, not {self.batch_size}.")
+        super().__post_init__()
+        require(self.every >= 1, f"every must be at least 1, not {self.every}.")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}.")
         for name in self.metrics:
             if name not in EXTRA_METRICS:
-                raise unknown("evaluate.metrics: metric", name, EXTRA_METRICS)
+                raise unknown("metrics: metric", name, EXTRA_METRICS)
 
 
 @dataclass(frozen=True)

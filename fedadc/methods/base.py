@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from fedadc.errors import require, require_new_names
+from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector
 from fedadc.objectives import CrossEntropy, Objective
@@ -22,12 +23,11 @@ from fedadc.views.local import Local
 from fedadc.views.round_info import RoundInfo
 from fedadc.views.setup import Setup
 
-RENAMED = {"personalised": "personalized"}  # attributes of 0.1
 Gradient = Callable[[Vector], Vector]  # point -> the gradient at that point; the next call overwrites it: clone to keep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Settings):
     """The base class of all methods; subclass it and override what differs from FedAvg."""
 
     objective: Objective = field(default_factory=CrossEntropy, metadata={"config": False})
@@ -42,7 +42,7 @@ class Method:
     refused: ClassVar[Mapping[str, str]] = {}  # config keys that users may expect -> why there is no such key
 
     def __init_subclass__(cls) -> None:
-        require_new_names(cls, "Method", RENAMED)
+        require_new_names(cls, "Method", {"personalised": "personalized"})  # an attribute of 0.1
 
     @property
     def headless(self) -> bool:

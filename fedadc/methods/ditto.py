@@ -28,7 +28,8 @@ class Ditto(Method):
     personalized: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.lam < float("inf"), f"ditto: lam must be at least 0 and finite, not {self.lam}.")
+        super().__post_init__()
+        require(0 <= self.lam < float("inf"), f"lam must be at least 0 and finite, not {self.lam}.")
 
     def check(self, setup: Setup) -> None:
         require(

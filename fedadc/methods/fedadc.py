@@ -33,8 +33,9 @@ class FedADC(Method):
     downlink: ClassVar[tuple[str, ...]] = ("m",)
 
     def __post_init__(self) -> None:
-        require_beta("fedadc: beta", self.beta)
-        require_beta("fedadc: beta_local", self._beta_local)
+        super().__post_init__()
+        require_beta("beta", self.beta)
+        require_beta("beta_local", self._beta_local)
         require_server_lr(self.server_lr)
 
     def complete(self) -> Self:

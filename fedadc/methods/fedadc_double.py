@@ -37,8 +37,9 @@ class FedADCDouble(Method):
     }
 
     def __post_init__(self) -> None:
-        require_beta("fedadc_double: beta", self.beta)
-        require_beta("fedadc_double: phi", self.phi)
+        super().__post_init__()
+        require_beta("beta", self.beta)
+        require_beta("phi", self.phi)
         require_server_lr(self.server_lr)
 
     def check(self, setup: Setup) -> None:

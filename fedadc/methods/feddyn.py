@@ -36,17 +36,14 @@ class FedDyn(Method):
     computation: ClassVar[str] = "3 vector operations / step"
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < float("inf"), f"feddyn: alpha must be positive and finite, not {self.alpha}.")
-        require(
-            self.judged_by in ("mean", "server"),
-            f"feddyn: judged_by must be 'mean' or 'server', not {self.judged_by!r}.",
-        )
+        super().__post_init__()
+        require(0 < self.alpha < float("inf"), f"alpha must be positive and finite, not {self.alpha}.")
 
     def check(self, setup: Setup) -> None:
         require(
             setup.weighting == "uniform",
-            "method feddyn needs the unweighted mean of its cohort; set cohort.weighting to uniform (to weight clients "
-            "by their samples, use method.alpha_by_size).",
+            "method feddyn needs the unweighted mean of its cohort; set weighting to uniform (to weight clients by "
+            "their samples, use alpha_by_size).",
         )
         require(
             not setup.resets_theta,

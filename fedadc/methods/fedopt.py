@@ -29,9 +29,9 @@ class FedOpt(Method):
     computation: ClassVar[str] = "server only"
 
     def __post_init__(self) -> None:
-        name = type(self).__name__.lower()
-        require_beta(f"{name}: beta1", self.beta1)
-        require(0 < self.tau < float("inf"), f"{name}: tau must be positive and finite, not {self.tau}.")
+        super().__post_init__()
+        require_beta("beta1", self.beta1)
+        require(0 < self.tau < float("inf"), f"tau must be positive and finite, not {self.tau}.")
         require_server_lr(self.server_lr)
 
     def second_moment(self, v: Vector, squared: Vector) -> Vector:
@@ -56,7 +56,7 @@ class FedAdam(FedOpt):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_beta("fedadam: beta2", self.beta2)
+        require_beta("beta2", self.beta2)
 
     def second_moment(self, v: Vector, squared: Vector) -> Vector:
         return self.beta2 * v + (1 - self.beta2) * squared
@@ -70,7 +70,7 @@ class FedYogi(FedOpt):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_beta("fedyogi: beta2", self.beta2)
+        require_beta("beta2", self.beta2)
 
     def second_moment(self, v: Vector, squared: Vector) -> Vector:
         return v - (1 - self.beta2) * squared * (v - squared).sign()

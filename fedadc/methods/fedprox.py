@@ -21,7 +21,8 @@ class FedProx(Method):
     computation: ClassVar[str] = "2 vector operations / step"
 
     def __post_init__(self) -> None:
-        require(0 <= self.mu < float("inf"), f"fedprox: mu must be at least 0 and finite, not {self.mu}.")
+        super().__post_init__()
+        require(0 <= self.mu < float("inf"), f"mu must be at least 0 and finite, not {self.mu}.")
 
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
         return g.add_(theta - local.start, alpha=self.mu)

@@ -30,7 +30,8 @@ class FedRep(FedPer):
     paper: ClassVar[str] = "Collins et al., ICML 2021"
 
     def __post_init__(self) -> None:
-        require(0 <= self.head_share < 1, f"fedrep: head_share must be in [0, 1), not {self.head_share}.")
+        super().__post_init__()
+        require(0 <= self.head_share < 1, f"head_share must be in [0, 1), not {self.head_share}.")
 
     def check(self, setup: Setup) -> None:
         super().check(setup)

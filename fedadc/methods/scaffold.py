@@ -31,6 +31,7 @@ class Scaffold(Method):
     tracked: ClassVar[tuple[str, ...]] = ("c",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_server_lr(self.server_lr)
 
     def check(self, setup: Setup) -> None:

@@ -23,7 +23,8 @@ class SlowMo(Method):
     computation: ClassVar[str] = "server only"
 
     def __post_init__(self) -> None:
-        require_beta("slowmo: beta", self.beta)
+        super().__post_init__()
+        require_beta("beta", self.beta)
         require_server_lr(self.server_lr)
 
     def server_state(self, theta: Vector) -> State:

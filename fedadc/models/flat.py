@@ -56,6 +56,10 @@ class FlatModel:
         self._calls: list[tuple[Values, Tensor]] = []  # calls of a dense model since then: values and logits
         self._head_size = sum(p.numel() for _, p in named if id(p) in head)
 
+    def __repr__(self) -> str:
+        numbers = str(self.dtype).removeprefix("torch.")
+        return f"FlatModel({type(self.module).__name__}, {self.theta.numel()} parameters, {numbers} on {self.device})"
+
     @property
     def device(self) -> torch.device:
         return self.theta.device

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedadc.data.batches import Batch
 from fedadc.errors import FedadcError, require
+from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State
 from fedadc.views.local import Local
@@ -27,7 +28,7 @@ ENSEMBLES = ("swa", "ema", "lookahead")  # averages of global models that the se
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class Objective(Settings):
     """The base class of all objectives; subclass it and write `__call__`."""
 
     paper: ClassVar[str] = ""
@@ -80,11 +81,6 @@ class Objective:
 
 def require_weight(name: str, value: float) -> None:
     require(0 <= value < float("inf"), f"{name} must be at least 0 and finite, not {value}.")
-
-
-def require_teacher(name: str, value: str, others: tuple[str, ...]) -> None:
-    choices = (*others, *ENSEMBLES)
-    require(value in choices, f"{name} must be one of {', '.join(choices)}, not {value!r}.")
 
 
 def require_temperature(name: str, value: float) -> None:

@@ -18,7 +18,7 @@ from fedadc.data.batches import Batch
 from fedadc.errors import require
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State
-from fedadc.objectives.base import Objective, require_teacher, require_temperature, require_weight
+from fedadc.objectives.base import Objective, require_temperature, require_weight
 from fedadc.views.local import Local
 from fedadc.views.round_info import RoundInfo
 
@@ -36,13 +36,13 @@ class GlobalDistillation(Objective):
     computation: ClassVar[str] = "1 forward pass / round (down ×2 if window > 1 or an ensemble teaches)"
 
     def __post_init__(self) -> None:
-        require_weight("global_distillation: lam", self.lam)
-        require_temperature("global_distillation: tau", self.tau)
-        require(1 <= self.window <= 1000, f"global_distillation: window must be between 1 and 1000, not {self.window}.")
-        require_teacher("global_distillation: teacher", self.teacher, ("window",))
+        super().__post_init__()
+        require_weight("lam", self.lam)
+        require_temperature("tau", self.tau)
+        require(1 <= self.window <= 1000, f"window must be between 1 and 1000, not {self.window}.")
         require(
             self.window == 1 or self.teacher == "window",
-            f"global_distillation: window is {self.window}, but teacher is {self.teacher}; set only one of the two.",
+            f"window is {self.window}, but teacher is {self.teacher}; set only one of the two.",
         )
 
     @property

@@ -37,8 +37,9 @@ class ModelContrast(Objective):
     computation: ClassVar[str] = "2 forward passes / round"
 
     def __post_init__(self) -> None:
-        require_weight("model_contrast: mu", self.mu)
-        require_temperature("model_contrast: tau", self.tau)
+        super().__post_init__()
+        require_weight("mu", self.mu)
+        require_temperature("tau", self.tau)
 
     @property
     def asks_the_global_model(self) -> bool:

@@ -29,8 +29,9 @@ class NotTrueDistillation(Objective):
     computation: ClassVar[str] = "1 forward pass / round"
 
     def __post_init__(self) -> None:
-        require_weight("not_true_distillation: beta", self.beta)
-        require_temperature("not_true_distillation: tau", self.tau)
+        super().__post_init__()
+        require_weight("beta", self.beta)
+        require_temperature("tau", self.tau)
 
     @property
     def asks_the_global_model(self) -> bool:

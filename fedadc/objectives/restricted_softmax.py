@@ -30,7 +30,8 @@ class RestrictedSoftmax(Objective):
     paper: ClassVar[str] = "Li and Zhan, KDD 2021"
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, f"restricted_softmax: alpha must be in [0, 1], not {self.alpha}.")
+        super().__post_init__()
+        require(0 <= self.alpha <= 1, f"alpha must be in [0, 1], not {self.alpha}.")
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         logits = model(batch.x)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedadc.data.batches import Batch
 from fedadc.errors import require
 from fedadc.models.flat import FlatModel
-from fedadc.objectives.base import ENSEMBLES, Objective, require_teacher, require_temperature
+from fedadc.objectives.base import ENSEMBLES, Objective, require_temperature
 from fedadc.objectives.cross_entropy import CrossEntropy
 from fedadc.views.local import Local
 
@@ -35,9 +35,9 @@ class SelfConfidence(Objective):
     computation: ClassVar[str] = "1 forward pass / round"
 
     def __post_init__(self) -> None:
-        require(0 <= self.lam <= 1, f"self_confidence: lam must be in [0, 1], not {self.lam}.")
-        require_temperature("self_confidence: tau", self.tau)
-        require_teacher("self_confidence: teacher", self.teacher, ("received", "self"))
+        super().__post_init__()
+        require(0 <= self.lam <= 1, f"lam must be in [0, 1], not {self.lam}.")
+        require_temperature("tau", self.tau)
 
     @property
     def downlink(self) -> tuple[str, ...]:

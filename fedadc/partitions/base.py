@@ -13,10 +13,11 @@ import numpy as np
 
 from fedadc.data.dataset import Array
 from fedadc.errors import undefined
+from fedadc.fields.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition:
+class Partition(Settings):
     """The base class of all partitions; subclass it and write `owners`."""
 
     needs_clients: ClassVar[bool] = True  # False: the partition itself determines the number of clients

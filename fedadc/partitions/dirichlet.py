@@ -23,8 +23,11 @@ class Dirichlet(Partition):
 
     alpha: float = 0.5
 
-    def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.alpha < math.inf, f"alpha must be positive and finite, not {self.alpha}.")
+
+    def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
         draws = rng.standard_gamma(self.alpha, size=(clients, classes))
         underflow = draws.sum(axis=1) == 0  # at a tiny alpha; in the limit, all weight is on one class
         draws[underflow, rng.integers(classes, size=int(underflow.sum()))] = 1

@@ -22,16 +22,19 @@ class SortAndPartition(Partition):
 
     labels_per_client: int = 2  # s
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.labels_per_client >= 1, f"labels_per_client must be at least 1, not {self.labels_per_client}.")
+
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
         s = self.labels_per_client
         sizes = np.bincount(labels, minlength=classes)
         present = np.flatnonzero(sizes)
-        require(s >= 1, f"labels_per_client must be at least 1, not {s}.")
         require(s <= len(present), f"labels_per_client is {s}, but the data has only {len(present)} classes.")
         require(
             clients * s >= len(present),
             f"{clients} clients × {s} labels make {clients * s} blocks, fewer than the {len(present)} classes, so some "
-            "class would have no client; raise data.clients or labels_per_client.",
+            "class would have no client; raise clients or labels_per_client.",
         )
         blocks = _blocks_per_class(clients * s, sizes[present], np.minimum(clients, sizes[present]))
         table = _assign_blocks(blocks, clients, s, rng)  # [clients, s]: a block's class, as an index into `present`

@@ -20,6 +20,7 @@ from fedadc.data.batches import Augment, ClientData, Inputs, count_steps
 from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import Diverged, require, unknown
 from fedadc.federation import Federation
+from fedadc.fields.settings import Settings
 from fedadc.methods import FedAvg, FedProx, Method
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import Vector
@@ -32,22 +33,18 @@ from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.server import Server
 from fedadc.views.local_work import LocalWork
 
-LAYERS = ("head", "all")
 ROUND = 0  # training rounds start at 1, so calibration has its own random numbers
 Layers = Literal["head", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Settings):
     """How every client tunes its model."""
 
     work: LocalWork
     layers: Layers = "head"
     mu: float = FedProx.mu  # weight of the proximal term
     lam: float = SelfConfidence.lam  # weight of the self-confidence loss
-
-    def __post_init__(self) -> None:
-        require(self.layers in LAYERS, f"layers must be head or all, not {self.layers!r}.")
 
     def method(self, regularizer: str) -> Method:
         """The method whose local work has this regularizer."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.errors import require
+from fedadc.fields.summary import field_summary
 from fedadc.personal.folder import PersonalFolder, check_target
 from fedadc.personal.plots import plot_gains
 from fedadc.personal.request import Request
@@ -27,6 +28,8 @@ class PersonalizationResult:
 
     rows: list[ResultRow] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
+
+    __repr__ = field_summary
 
 
 def personalize(
@@ -79,8 +82,6 @@ def personalize(
 def _request(settings: dict[str, Any]) -> Request:
     unknown = sorted(settings.keys() - Request.__dataclass_fields__.keys())
     require(not unknown, f"personalize has no argument {', '.join(unknown)}.")
-    if settings.get("data") is not None:
-        settings["data"] = Path(settings["data"])
     if isinstance(settings.get("regularizers"), str):
         settings["regularizers"] = [settings["regularizers"]]
     return Request(**settings)

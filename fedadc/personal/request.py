@@ -8,17 +8,18 @@ from pathlib import Path
 
 from fedadc.config.settings import Config
 from fedadc.errors import require
+from fedadc.fields.settings import Settings
 from fedadc.personal.calibrate import Calibration, Layers, calibration_work
 from fedadc.runs.layout import PERSONAL
 from fedadc.views.local_work import MOST
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Settings):
     """The settings of a personalization, the same for all runs."""
 
     clients: str | Sequence[int] | None = None  # e.g. "0-9,12"; None: all
-    regularizers: Sequence[str] = ("none",)
+    regularizers: tuple[str, ...] = ("none",)
     layers: Layers = "head"
     model: str | None = None  # NAME of model-NAME.safetensors; None: the run's main model, model.safetensors
     data: Path | None = None  # the clients' new data; None: the data of the run
@@ -28,6 +29,7 @@ class Request:
     lam: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             1 <= self.epochs <= MOST, f"epochs must be at least 1 and at most {MOST}, not {self.epochs} (--epochs)."
         )

@@ -54,6 +54,9 @@ class ResultRow:
     phase: str = ""  # if the data has changed: before, after or recalibrated; `moment` in JSON and CSV
     counts: list[ClientAccuracy] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<{self.label}: {len(self.counts)} clients>"
+
     @property
     def label(self) -> str:
         return f"{self.run}, {self.regularizer}" + (f", {self.phase}" if self.phase else "")

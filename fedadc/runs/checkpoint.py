@@ -22,6 +22,7 @@ from fedadc.communication.network import FIGURES
 from fedadc.config.settings import Checkpointing
 from fedadc.errors import CannotResume, FedadcError, require
 from fedadc.federation import Federation
+from fedadc.fields.summary import summary
 from fedadc.models.vectors import State, canonical
 from fedadc.runs.layout import (
     CHECKPOINT_FILE,
@@ -78,6 +79,9 @@ class Checkpoints:
         require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
         self.states = StateFolder.at(self.folder / CLIENT_STATES, CLIENT_STATE_FILE)
         self._kept: list[Manifest] = []  # the newest first
+
+    def __repr__(self) -> str:
+        return summary("Checkpoints", {"folder": self.folder, "round": self.round})
 
     @property
     def last(self) -> Manifest | None:

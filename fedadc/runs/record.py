@@ -14,6 +14,7 @@ from fedadc.config.settings import Config, parse_config
 from fedadc.config.yaml import parse_yaml
 from fedadc.errors import FedadcError, require
 from fedadc.evaluation.evaluator import reaches
+from fedadc.fields.summary import summary
 from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
 from fedadc.training.state import Round
@@ -74,6 +75,11 @@ def record_of(result: Round) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
+def scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracies and losses in the record of a round."""
+    return {name: value for name, value in record.items() if name.endswith(("accuracy", "loss"))}
+
+
 @dataclass(frozen=True)
 class RecordedRun:
     """The content of a run directory."""
@@ -81,6 +87,10 @@ class RecordedRun:
     path: Path
     tree: dict[str, Any]  # the config, as plain values
     records: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        last = self.records[-1] if self.records else {}
+        return summary("RecordedRun", {"path": self.path, "round": last.get("round"), **scores(last)})
 
     def stopped(self) -> bool:
         """True if the run has stopped early because it reached stop.accuracy."""

@@ -15,11 +15,12 @@ from fedadc.config.build import Plan, prepare
 from fedadc.config.settings import Config
 from fedadc.errors import CannotResume, require
 from fedadc.evaluation.evaluator import reaches
+from fedadc.fields.summary import summary
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_original_horizon
 from fedadc.runs.layout import CONFIG
-from fedadc.runs.record import load_config, record_of
+from fedadc.runs.record import load_config, record_of, scores
 from fedadc.system.determinism import resolve_device, resolve_workers
 from fedadc.system.signals import deferred_signals, stopping_on_signals
 from fedadc.training.state import RunState
@@ -38,6 +39,11 @@ class RunResult:
     state: RunState
     plan: Plan
     out: Path | None
+
+    def __repr__(self) -> str:
+        names = {"data": self.config.data.name, "method": type(self.config.method).__name__}
+        last = scores(self.history[-1]) if self.history else {}
+        return summary("RunResult", {**names, "round": self.state.round, **last, "out": self.out})
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:

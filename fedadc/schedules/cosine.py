@@ -17,7 +17,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.final <= 1, f"schedule cosine: final must be in (0, 1], not {self.final}.")
+        require(0 < self.final <= 1, f"final must be in (0, 1], not {self.final}.")
 
     def factor(self, elapsed: int, horizon: int) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * elapsed / horizon)) / 2

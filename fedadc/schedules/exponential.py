@@ -16,7 +16,7 @@ class Exponential(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.gamma <= 1, f"schedule exponential: gamma must be in (0, 1], not {self.gamma}.")
+        require(0 < self.gamma <= 1, f"gamma must be in (0, 1], not {self.gamma}.")
 
     def factor(self, elapsed: int, horizon: int) -> float:
         return float(self.gamma**elapsed)

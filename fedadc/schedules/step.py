@@ -17,8 +17,8 @@ class Step(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.every >= 1, f"schedule step: every must be at least 1, not {self.every}.")
-        require(0 < self.gamma <= 1, f"schedule step: gamma must be in (0, 1], not {self.gamma}.")
+        require(self.every >= 1, f"every must be at least 1, not {self.every}.")
+        require(0 < self.gamma <= 1, f"gamma must be in (0, 1], not {self.gamma}.")
 
     def factor(self, elapsed: int, horizon: int) -> float:
         return float(self.gamma ** (elapsed // self.every))

@@ -14,12 +14,13 @@ import numpy as np
 
 from fedadc.data.dataset import Array
 from fedadc.errors import undefined
+from fedadc.fields.settings import Settings
 
 Chooser = Callable[[np.random.Generator], Array]  # the round's random generator -> the indices of its clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Settings):
     """Base class of all selections. Subclasses implement `chooser`."""
 
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:

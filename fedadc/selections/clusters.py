@@ -20,7 +20,7 @@ from fedadc.selections.reports import Reports
 SAMPLE = 5000  # at most this many clients are used to find the cluster centers
 STARTS, ITERATIONS = 8, 100  # k-means: restarts, and iterations of each
 CLUSTERS_PER_CLASS = 10  # upper limit of the default number of clusters
-CELLS = 2**17  # numbers compared with a center at once
+COMPARED_AT_ONCE = 2**17  # numbers compared with a center at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,8 @@ class Clusters(Selection):
     count: int | None = field(default=None, metadata={"default": "cohort size"})  # maximum number of clusters
 
     def __post_init__(self) -> None:
-        require(
-            self.reports in ("histograms", "classes"),
-            f"selection clusters: reports must be histograms or classes, not {self.reports!r}.",
-        )
-        require(
-            self.count is None or self.count >= 1, f"selection clusters: count must be at least 1, not {self.count}."
-        )
+        super().__post_init__()
+        require(self.count is None or self.count >= 1, f"count must be at least 1, not {self.count}.")
 
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:
         counts = label_counts()
@@ -100,7 +95,7 @@ def _initial_centers(points: Array, count: int, rng: np.random.Generator) -> Arr
 def _nearest(points: Array, centers: Array) -> tuple[Array, Array]:
     """The nearest center of each point (the first if several are equally near), and its squared distance."""
     nearest, distance = np.zeros(len(points), dtype=np.int64), np.full(len(points), np.inf)
-    rows = max(1, CELLS // points.shape[1])
+    rows = max(1, COMPARED_AT_ONCE // points.shape[1])
     for part in (slice(start, start + rows) for start in range(0, len(points), rows)):
         for i, center in enumerate(centers):
             candidate = _squared_distance(points[part], center)

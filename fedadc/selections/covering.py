@@ -16,7 +16,7 @@ from fedadc.selections.existence import cover_exists, why_none
 from fedadc.selections.reports import KnownLabels, ReportedClasses, ReportedCounts, Reports
 from fedadc.selections.sampling import by_chain, by_rejection
 
-ADVICE = "raise cohort.size or use selection uniform"
+NO_COVER_ADVICE = "use a larger cohort or selection uniform"
 UNPROVEN = "which does not prove that none exists"
 PROPOSALS_PER_CLIENT, PROPOSALS_PER_SLOT, MAX_STEPS = 5, 100, 20_000  # these give the default of `steps`
 
@@ -34,10 +34,7 @@ class Covering(Selection):
     looks: int = 5  # how often the chains are inspected; each time beta is larger and the steps are doubled
 
     def __post_init__(self) -> None:
-        require(
-            self.reports in ("histograms", "classes"),
-            f"selection covering: reports must be histograms or classes, not {self.reports!r}.",
-        )
+        super().__post_init__()
         for name, least, most in (
             ("at_least", 1, 2**31 - 1),
             ("draws", 0, 10**12),
@@ -45,19 +42,19 @@ class Covering(Selection):
             ("looks", 0, 16),
         ):
             value = getattr(self, name)
-            require(least <= value <= most, f"selection covering: {name} must be in {least}..{most}, not {value}.")
+            require(least <= value <= most, f"{name} must be in {least}..{most}, not {value}.")
         require(
             self.steps is None or 1 <= self.steps <= 10**9,
-            f"selection covering: steps must be in 1..10^9, not {self.steps}.",
+            f"steps must be in 1..10^9, not {self.steps}.",
         )
-        require(0 < self.beta < math.inf, f"selection covering: beta must be positive and finite, not {self.beta}.")
+        require(0 < self.beta < math.inf, f"beta must be positive and finite, not {self.beta}.")
         require(
             self.draws + self.looks > 0,
-            "selection covering: draws and looks are both 0; at least one must be positive.",
+            "draws and looks are both 0; at least one must be positive.",
         )
         require(
             self.at_least == 1 or self.reports == "histograms",
-            f"selection covering: at_least {self.at_least} needs reports: histograms; classes has no sample counts.",
+            f"at_least {self.at_least} needs reports: histograms; classes has no sample counts.",
         )
 
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:
@@ -71,7 +68,7 @@ class Covering(Selection):
             reason = "a complete search found none"
         if reason is not None:
             needed = "all classes" if self.at_least == 1 else f"{self.at_least} samples of every class"
-            advice = "use selection uniform" if reason.startswith("no client") else ADVICE
+            advice = "use selection uniform" if reason.startswith("no client") else NO_COVER_ADVICE
             raise FedadcError(f"no cohort of {size} clients holds {needed}: {reason}; {advice}.")
         if self.at_least == 1:
             return partial(_choose, self, held, size, "although one exists" if exists else UNPROVEN)
@@ -95,6 +92,6 @@ def _choose(rule: Covering, labels: KnownLabels, size: int, existence: str, rng:
         tries = rule.draws + rule.chains * rule.looks
         raise FedadcError(
             f"selection covering: no cohort of {size} clients with every class (samples of each: {rule.at_least} or "
-            f"more) was found in {tries} tries, {existence}; {ADVICE}."
+            f"more) was found in {tries} tries, {existence}; {NO_COVER_ADVICE}."
         )
     return cohort

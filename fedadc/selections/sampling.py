@@ -10,9 +10,9 @@ from fedadc.data.dataset import Array
 from fedadc.selections.reports import KnownLabels, missing
 
 FIRST_DRAWS, GROWTH = 64, 4  # cohorts drawn at once: few at first, because often most of them cover
-CELLS = 2**19  # numbers examined at once, so that they fit into the cache of a core
+EXAMINED_AT_ONCE = 2**19  # numbers examined at once, so that they fit into the cache of a core
 MAX_VECTORIZED = 256  # larger cohorts are drawn one by one: comparing all pairs of members would take longer
-BLOCK = 256  # steps whose random numbers are drawn at once
+STEPS_AT_ONCE = 256  # steps whose random numbers are drawn at once
 BETA_INCREASE = 0.5  # added to beta after a look without a covering cohort
 
 
@@ -30,7 +30,7 @@ def cohorts_of(clients: int, size: int, rows: int, rng: np.random.Generator) -> 
 
 def by_rejection(labels: KnownLabels, size: int, draws: int, rng: np.random.Generator) -> Array | None:
     """The first covering cohort among `draws` uniform cohorts; None if there is none."""
-    rows, max_rows = FIRST_DRAWS, max(1, CELLS // (size * labels.cells))
+    rows, max_rows = FIRST_DRAWS, max(1, EXAMINED_AT_ONCE // (size * labels.cells))
     while draws > 0:
         rows = min(rows, max_rows, draws)
         cohorts = cohorts_of(labels.clients, size, rows, rng)
@@ -91,8 +91,8 @@ def _random_steps(
     clients: int, size: int, chains: int, steps: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array, Array]]:
     """For each step, per chain: a slot of the cohort, a newcomer and a uniform number in [0, 1)."""
-    for start in range(0, steps, BLOCK):
-        shape = (min(BLOCK, steps - start), chains)
+    for start in range(0, steps, STEPS_AT_ONCE):
+        shape = (min(STEPS_AT_ONCE, steps - start), chains)
         yield from zip(
             rng.integers(size, size=shape), rng.integers(clients, size=shape), rng.random(shape), strict=True
         )

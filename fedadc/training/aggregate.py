@@ -12,7 +12,7 @@ from fedadc.training.agreement import Agreement
 from fedadc.training.faults import all_finite
 from fedadc.training.messages import ClientResult
 
-BLOCK = 8  # part of the result's bits: an engine may add up whole blocks, never other groups
+BLOCK_LENGTH = 8  # part of the result's bits: an engine may add up whole blocks, never other groups
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class OrderedMean:
         self._block: State = {}
 
     def add(self, part: PartialSum) -> None:
-        if self._seen % BLOCK == 0 and self._block:
+        if self._seen % BLOCK_LENGTH == 0 and self._block:
             self._total, self._block = added(self._total, self._block), {}
-        whole = len(part.reports) == BLOCK and self._seen % BLOCK == 0
+        whole = len(part.reports) == BLOCK_LENGTH and self._seen % BLOCK_LENGTH == 0
         assert whole or len(part.reports) == 1, "an engine added up a group that is not a block"
         self._seen += len(part.reports)
         counted = [report for report in part.reports if report.finite]

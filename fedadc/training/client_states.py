@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadc.errors import FedadcError, require
+from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State, canonical
 from fedadc.system.files import checksum, to_safetensors, write_files
 from fedadc.training.state_files import StateFolder
@@ -23,14 +24,15 @@ BUCKET = 1024  # clients; a round copies the buckets it touches, so its cost doe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage:
+class Storage(Settings):
     """Where the clients' states are kept."""
 
     memory_gb: float = 2.0  # GB of states in memory; beyond it the oldest go to files
     folder: str | None = None  # for the files; None: the run directory, or the system's temporary folder
 
     def __post_init__(self) -> None:
-        require(self.memory_gb >= 0, f"storage.memory_gb must be at least 0, not {self.memory_gb}.")
+        super().__post_init__()
+        require(self.memory_gb >= 0, f"memory_gb must be at least 0, not {self.memory_gb}.")
 
 
 class StateFile(NamedTuple):
@@ -210,6 +212,9 @@ class ClientStates(Mapping[int, State]):
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
+
+    def __repr__(self) -> str:
+        return f"<states of {len(self)} clients>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         states = {client: (state, self.handle(client).round) for client, state in self.items()}

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
-from fedadc.errors import article, require
+from fedadc.errors import require
+from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State, Vector
 
 
@@ -21,15 +22,16 @@ class Average(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWA:
+class SWA(Settings):
     """The plain mean of the global models after rounds start, start + every, ... (Izmailov et al., 2018)."""
 
     start: int = 1  # before this round, the average is the global model itself
     every: int = 1
 
     def __post_init__(self) -> None:
-        _require_round("swa.start", self.start)
-        _require_round("swa.every", self.every)
+        super().__post_init__()
+        _require_round("start", self.start)
+        _require_round("every", self.every)
 
     def follow(self, average: Vector, theta: Vector, round: int) -> Vector:
         if round <= self.start:
@@ -39,22 +41,23 @@ class SWA:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EMA:
+class EMA(Settings):
     """average = decay average + (1 - decay) theta after every round."""
 
     decay: float = 0.9
     start: int = 1  # before this round, the average is the global model itself
 
     def __post_init__(self) -> None:
-        require(0 <= self.decay < 1, f"ensembles.ema.decay must be in [0, 1), not {self.decay}.")
-        _require_round("ema.start", self.start)
+        super().__post_init__()
+        require(0 <= self.decay < 1, f"decay must be in [0, 1), not {self.decay}.")
+        _require_round("start", self.start)
 
     def follow(self, average: Vector, theta: Vector, round: int) -> Vector:
         return theta.clone() if round <= self.start else self.decay * average + (1 - self.decay) * theta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lookahead:
+class Lookahead(Settings):
     """Slow weights that move a part of the way to the global model every few rounds (Zhang et al., 2019)."""
 
     every: int = 5  # k, rounds
@@ -62,25 +65,21 @@ class Lookahead:
     reset: bool = False  # as in its paper: training continues from the slow weights
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, f"ensembles.lookahead.alpha must be in (0, 1], not {self.alpha}.")
-        _require_round("lookahead.every", self.every)
+        super().__post_init__()
+        require(0 < self.alpha <= 1, f"alpha must be in (0, 1], not {self.alpha}.")
+        _require_round("every", self.every)
 
     def follow(self, average: Vector, theta: Vector, round: int) -> Vector:
         return average if round % self.every else average + self.alpha * (theta - average)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ensembles:
+class Ensembles(Settings):
     """The averages of a run; none by default."""
 
     swa: SWA | None = None
     ema: EMA | None = None
     lookahead: Lookahead | None = None
-
-    def __post_init__(self) -> None:
-        for (name, value), kind in zip(vars(self).items(), (SWA, EMA, Lookahead), strict=True):
-            right = value is None or isinstance(value, kind)
-            require(right, f"ensembles.{name} must be {article(kind)}, not {value!r:.60}.")
 
     @property
     def averages(self) -> dict[str, Average]:
@@ -107,4 +106,4 @@ class Ensembles:
 
 
 def _require_round(name: str, value: int) -> None:
-    require(1 <= value <= 10**9, f"ensembles.{name} must be at least 1 and at most 10^9, not {value}.")
+    require(1 <= value <= 10**9, f"{name} must be at least 1 and at most 10^9, not {value}.")

@@ -10,12 +10,13 @@ import torch
 
 from fedadc.data.dataset import Array
 from fedadc.errors import require
+from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State
 from fedadc.rng import generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
+class Faults(Settings):
     """Simulated faults of every round, and what happens to updates that are not finite."""
 
     drop: float = 0.0  # share of the cohort that never reports
@@ -23,16 +24,13 @@ class Faults:
     bad_update: Literal["skip", "stop"] = "skip"  # on NaN or infinity: leave the client out, or end the run
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("drop", "slow"):
             value = getattr(self, name)
-            require(0 <= value <= 1, f"faults.{name} is a share of the cohort in [0, 1], not {value}.")
+            require(0 <= value <= 1, f"{name} must be a share of the cohort in [0, 1], not {value}.")
         require(
             self.drop + self.slow <= 1,
-            f"faults.drop and faults.slow are shares of one cohort, so their sum is at most 1, not "
-            f"{self.drop + self.slow:g}.",
-        )
-        require(
-            self.bad_update in ("skip", "stop"), f"faults.bad_update must be skip or stop, not {self.bad_update!r}."
+            f"drop and slow are shares of one cohort, so their sum is at most 1, not {self.drop + self.slow:g}.",
         )
 
     def draw(self, cohort: Array, steps: Array, seed: int, round: int) -> tuple[Array, Array, Array]:

@@ -18,7 +18,7 @@ from fedadc.training.client_states import ClientStates, StateHandle
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.faults import Faults
 from fedadc.training.messages import ClientTask, ServerBroadcast
-from fedadc.training.server import ADVICE
+from fedadc.training.server import IF_DIVERGED
 from fedadc.training.state import Round, RunState
 from fedadc.views.round_info import RoundInfo
 
@@ -130,7 +130,7 @@ class _Uploads:
     def mean(self) -> State | None:
         """The mean upload; None if no upload is counted."""
         if self.skipped and not self.counted:
-            raise Diverged(f"round {self.round}: no client's update is finite, training has diverged; {ADVICE}")
+            raise Diverged(f"round {self.round}: no client's update is finite, training has diverged; {IF_DIVERGED}")
         return self._sum.result() if self.counted else None
 
 
@@ -144,7 +144,7 @@ def with_events(stream: Iterable[Round], take_events: Callable[[], tuple[str, ..
 def _require_may_skip(faults: Faults, where: str) -> None:
     if faults.bad_update == "stop":
         raise Diverged(
-            f"{where}: its update is not finite; faults.bad_update=skip would continue without it, or {ADVICE}"
+            f"{where}: its update is not finite; faults.bad_update=skip would continue without it, or {IF_DIVERGED}"
         )
 
 

@@ -13,7 +13,7 @@ from fedadc.objectives.base import ENSEMBLES
 from fedadc.training.ensembles import Ensembles
 from fedadc.views.round_info import RoundInfo
 
-ADVICE = "lower local.lr or set local.clip."
+IF_DIVERGED = "lower local.lr or set local.clip."
 
 
 @dataclass(frozen=True)
@@ -99,4 +99,4 @@ class Server:
 def _require_finite(vectors: State, where: str) -> None:
     for name, vector in vectors.items():
         if not bool(torch.isfinite(vector).all()):
-            raise Diverged(f"{where}: {name} is no longer finite, training has diverged; {ADVICE}")
+            raise Diverged(f"{where}: {name} is no longer finite, training has diverged; {IF_DIVERGED}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedadc.communication.ledger import Ledger
+from fedadc.fields.summary import field_summary, summary
 from fedadc.models.vectors import State, Vector
 from fedadc.training.client_states import ClientStates
 
@@ -21,6 +22,8 @@ class RunState:
     clients: ClientStates  # of the clients that have a state
     horizon: int = 0  # of schedules without a horizon of their own: the rounds asked for when the run first started
     links: State = field(default_factory=dict)  # state of the network: what each client has received, virtual time
+
+    __repr__ = field_summary
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class Round:
     slow: tuple[int, ...] = ()  # clients that did fewer steps (`faults.slow`)
     skipped: tuple[int, ...] = ()  # clients whose updates were not finite
     events: tuple[str, ...] = ()  # e.g. a worker that died
+
+    def __repr__(self) -> str:
+        first = {"round": self.round, "lr": self.lr, "train_loss": self.train_loss, **self.metrics}
+        sent = {"cohort": self.cohort, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+        rest = {name: getattr(self, name) for name in ("seconds", "dropped", "slow", "skipped", "events")}
+        return summary("Round", first | sent | rest)
 
     @property
     def bytes_up(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedadc.data.batches import Batch, ClientData
 from fedadc.data.dataset import Array
+from fedadc.fields.summary import field_summary
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector
 
@@ -36,6 +37,8 @@ class Local:
     scratch: dict[str, Vector] = field(default_factory=dict)  # a method's temporary vectors, discarded after the round
     touched: Array | None = None  # sorted positions of the samples that this round uses; None: all
     _rows: dict[str, Tensor] = field(default_factory=dict)  # the cache of `per_sample`
+
+    __repr__ = field_summary
 
     @cached_property
     def class_counts(self) -> Tensor:

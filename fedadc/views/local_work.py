@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from fedadc.data.batches import count_samples, count_steps
 from fedadc.data.dataset import Array
 from fedadc.errors import require
+from fedadc.fields.settings import Settings
 from fedadc.schedules import Constant, Schedule
 
 MOST = 10**9  # the upper limit of rounds, steps, epochs and batch sizes, to catch typing errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalWork:
+class LocalWork(Settings):
     """How much and how every client trains in a round, with any method."""
 
     steps: int | None = None  # H, the exact number of steps; or
@@ -26,23 +28,20 @@ class LocalWork:
     schedule: Schedule = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
-        require(
-            self.steps is None or self.epochs is None,
-            "set local.steps or local.epochs, not both (null unsets a key).",
-        )
+        super().__post_init__()
+        require(self.steps is None or self.epochs is None, "set steps or epochs, not both; leave the other one empty.")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", 1)
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
-            require(value is None or value >= 1, f"local.{name} must be at least 1, not {value}.")
-            require(value is None or value <= MOST, f"local.{name} must be at most {MOST}, not {value}.")
-        require(0 < self.lr <= 1e30, f"local.lr must be positive and at most 1e30, not {self.lr}.")
+            require(value is None or value >= 1, f"{name} must be at least 1, not {value}.")
+            require(value is None or value <= MOST, f"{name} must be at most {MOST}, not {value}.")
+        require(0 < self.lr <= 1e30, f"lr must be positive and at most 1e30, not {self.lr}.")
         require(
-            0 <= self.weight_decay < float("inf"),
-            f"local.weight_decay must be at least 0 and finite, not {self.weight_decay}.",
+            0 <= self.weight_decay < math.inf, f"weight_decay must be at least 0 and finite, not {self.weight_decay}."
         )
-        require(0 <= self.momentum < 1, f"local.momentum must be in [0, 1), not {self.momentum}.")
-        require(self.clip is None or self.clip > 0, f"local.clip must be positive, not {self.clip}.")
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1), not {self.momentum}.")
+        require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}.")
 
     def lr_of(self, round: int, rounds: int) -> float:
         """η_t, the learning rate of a round in a run with `rounds` rounds."""

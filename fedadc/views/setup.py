@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError
+from fedadc.fields.summary import field_summary
 from fedadc.models.flat import FlatModel
 from fedadc.views.local_work import LocalWork
 
@@ -24,6 +25,8 @@ class Setup:
     weighting: str  # how uploads are weighted in the mean: "uniform" or "samples"
     exact_uplink: bool  # True if the server receives every delta bit for bit
     resets_theta: bool  # True if an ensemble resets the global model (lookahead with reset)
+
+    __repr__ = field_summary
 
     def __getattr__(self, name: str) -> Any:
         """Called for an attribute that a Setup does not have."""

@@ -322,7 +322,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("local.lr", NAN, "local.lr must be positive"),
     ("local.lr", math.inf, "local.lr must be positive"),
     ("local.lr", -0.1, "local.lr must be positive"),
-    ("local.epochs", 2, "local.steps or local.epochs, not both"),
+    ("local.epochs", 2, "local: set steps or epochs, not both; leave the other one empty"),
     ("local.steps", 0, "local.steps must be at least 1"),
     ("local.batch_size", 0, "local.batch_size must be at least 1"),
     ("local.momentum", 1, "local.momentum must be in [0, 1)"),
@@ -333,7 +333,7 @@ BAD: list[tuple[str, Any, str]] = [  # node, value, what the message must say
     ("cohort.size", 51, "only 50 clients"),
     ("cohort.size", 0, "cohort.size must be at least 1"),
     ("cohort", {"ratio": 1.5}, "cohort.ratio must be in (0, 1]"),
-    ("cohort.ratio", 0.5, "cohort.size or cohort.ratio, not both"),
+    ("cohort.ratio", 0.5, "cohort: set size or ratio, not both; leave the other one empty"),
     ("evaluate.every", 0, "evaluate.every must be at least 1"),
     ("stop", {"accuracy": 95}, "stop.accuracy must be in (0, 1]"),
 ]

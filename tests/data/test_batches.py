@@ -113,7 +113,7 @@ def test_augment_is_seeded() -> None:
 
 def test_no_augmentation_is_false_and_a_negative_crop_refused() -> None:
     assert not Augment() and Augment(crop=1) and Augment(flip=True)
-    with pytest.raises(FedadcError, match=r"data.augment.crop must be at least 0, not -1"):
+    with pytest.raises(FedadcError, match=r"^crop must be at least 0, not -1"):
         Augment(crop=-1)
 
 

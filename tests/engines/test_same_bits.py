@@ -14,7 +14,7 @@ from fedadc.engines.blocks import grouped
 from fedadc.methods import METHODS, PAIRS
 from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
-from fedadc.training.aggregate import BLOCK
+from fedadc.training.aggregate import BLOCK_LENGTH
 from fedadc.training.messages import ClientTask
 from fedadc.training.rounds import train
 
@@ -99,7 +99,9 @@ def shares(steps: list[int], workers: int) -> list[int]:
 
 
 def test_whole_blocks_are_handed_out_while_there_is_plenty_for_everybody() -> None:
-    assert shares([1] * 100, 2) == [BLOCK] * 10 + [1] * 20
+    assert shares([1] * 100, 2) == [BLOCK_LENGTH] * 10 + [1] * 20
     assert shares([1] * 100, 50) == [1] * 100
     assert shares([1] * 7, 1) == [1] * 7
-    assert shares([50] * 8 + [1] * 60, 2) == [1] * 8 + [BLOCK] * 5 + [1] * 20  # the largest would hold up the rest
+    assert (
+        shares([50] * 8 + [1] * 60, 2) == [1] * 8 + [BLOCK_LENGTH] * 5 + [1] * 20
+    )  # the largest would hold up the rest

@@ -575,7 +575,9 @@ def test_model_contrast_two_rounds(mu: float, tau: float) -> None:
     """
     data = blind([0, 1], owners=[0, 1], classes=2)
     method = FedAvg(objective=ModelContrast(mu=mu, tau=tau))
-    federation = Federation(test=0, model=Plane(), data=data, method=method, local=LocalWork(steps=1, batch_size=1, lr=2.0))
+    federation = Federation(
+        test=0, model=Plane(), data=data, method=method, local=LocalWork(steps=1, batch_size=1, lr=2.0)
+    )
     first, second = (done.state for done in federation.rounds(2))
     assert_vector(first.theta, [1, 1, 0, 0])
     assert_vector(first.clients[0]["previous"], [2, 0, 1, -1])
@@ -594,7 +596,9 @@ def test_model_contrast_pulls_toward_the_global_model(mu: float, tau: float) -> 
     """
     data = blind([0], owners=[0], classes=2)
     method = FedAvg(objective=ModelContrast(mu=mu, tau=tau))
-    federation = Federation(test=0, model=Plane(), data=data, method=method, local=LocalWork(steps=2, batch_size=1, lr=2.0))
+    federation = Federation(
+        test=0, model=Plane(), data=data, method=method, local=LocalWork(steps=2, batch_size=1, lr=2.0)
+    )
     start = federation.start()
     previous = torch.tensor([2, 0, 1, -1], dtype=torch.float64)
     known = start.clients.updated({0: start.clients.store.keep({"previous": previous})})
@@ -613,7 +617,9 @@ def test_model_contrast_pulls_toward_the_global_model(mu: float, tau: float) -> 
 def on_the_plane(method: Method, steps: int) -> Federation:
     """Clients with one sample each, of labels 0, 0 and 1; every step has lr = 2."""
     work = LocalWork(steps=steps, batch_size=1, lr=2.0)
-    return Federation(test=0, model=Plane(), data=blind([0, 0, 1], owners=[0, 1, 2], classes=2), method=method, local=work)
+    return Federation(
+        test=0, model=Plane(), data=blind([0, 0, 1], owners=[0, 1, 2], classes=2), method=method, local=work
+    )
 
 
 def test_fedper_two_rounds() -> None:

@@ -120,7 +120,7 @@ def test_local_momentum_is_refused_where_it_breaks_the_rule(method: str) -> None
 
 
 def test_feddyn_refuses_weighting_by_samples() -> None:
-    with pytest.raises(FedadcError, match=r"cohort\.weighting to uniform"):
+    with pytest.raises(FedadcError, match=r"set weighting to uniform"):
         run(load_config({**CONFIG, "method": "feddyn"}, ["cohort.weighting=samples"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
 
@@ -280,16 +281,17 @@ TEN = equal_labels(3, 10)  # 30 samples
     ("rule", "clients", "words"),
     [
         (SortAndPartition(labels_per_client=11), 20, ["labels_per_client is 11", "only 10 classes"]),
-        (SortAndPartition(labels_per_client=0), 20, ["labels_per_client", "at least 1"]),
-        (SortAndPartition(labels_per_client=2), 4, ["4 clients × 2 labels", "10 classes", "data.clients"]),
+        (
+            SortAndPartition(labels_per_client=2),
+            4,
+            ["4 clients × 2 labels", "10 classes", "raise clients or labels_per_client"],
+        ),
         (SortAndPartition(labels_per_client=2), 16, ["32 blocks", "fewer clients or labels"]),
         (IID(), 31, ["31 clients", "only 30 samples"]),
         (Dirichlet(alpha=0.5), 31, ["31 clients", "only 30 samples"]),
         (SortAndPartition(labels_per_client=1), 31, ["31 clients", "only 30 samples"]),
-        (IID(), 0, ["data.clients", "at least 1"]),
+        (IID(), 0, ["clients", "at least 1"]),
         (IID(), None, ["clients is missing"]),
-        (Dirichlet(alpha=0.0), 3, ["alpha must be positive"]),
-        (Dirichlet(alpha=float("nan")), 3, ["alpha must be positive"]),
         (Natural(), None, ["natural needs client ids"]),
         (Pooled(), 2, ["one client", "clients is 2"]),
     ],
@@ -300,6 +302,14 @@ def test_impossible_settings_are_refused_with_the_reason(
     with pytest.raises(FedadcError) as error:
         deal(rule, TEN, 10, clients)
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_impossible_settings_are_refused_when_they_are_made() -> None:
+    with pytest.raises(FedadcError, match=r"^labels_per_client must be at least 1, not 0\.$"):
+        SortAndPartition(labels_per_client=0)
+    for alpha in (0.0, -1, math.nan, math.inf):
+        with pytest.raises(FedadcError, match=r"^alpha must be positive and finite, not"):
+            Dirichlet(alpha=alpha)
 
 
 def test_natural_refuses_another_number_of_clients() -> None:

@@ -615,7 +615,7 @@ def test_new_data_from_a_csv_file(tmp_path: Path) -> None:
         ({"lam": 2.0}, r"lam must be in \[0, 1\]"),
         ({"mu": -1.0}, "mu must be at least 0"),
         ({"regularizers": ["l2"]}, "regularizer 'l2' is unknown; choose from: confidence, none, prox"),
-        ({"layers": "tail"}, "head or all, not 'tail'"),
+        ({"layers": "tail"}, "layers must be 'head' or 'all', not 'tail'"),
         ({"model": "server"}, "has no model-server.safetensors: this run has no other models"),
         ({"color": 1}, "no argument color"),
     ],

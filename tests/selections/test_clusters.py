@@ -119,5 +119,5 @@ def test_identical_clients_are_drawn_uniformly(size: int, count: int) -> None:
 def test_invalid_settings_are_refused() -> None:
     with pytest.raises(FedadcError, match="count must be at least 1, not 0"):
         Clusters(count=0)
-    with pytest.raises(FedadcError, match="reports must be histograms or classes"):
+    with pytest.raises(FedadcError, match="reports must be 'histograms' or 'classes', not"):
         Clusters(reports="names")  # type: ignore[arg-type]

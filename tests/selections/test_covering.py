@@ -215,7 +215,7 @@ def test_exactly_the_given_number_of_cohorts_is_drawn(draws: int, monkeypatch: p
         ({"steps": 0}, "steps must be in 1"),
         ({"beta": 0.0}, "beta must be positive"),
         ({"beta": float("nan")}, "beta must be positive"),
-        ({"reports": "names"}, "reports must be histograms or classes"),
+        ({"reports": "names"}, "reports must be 'histograms' or 'classes', not"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, object], words: str) -> None:
@@ -236,7 +236,7 @@ def test_an_impossible_cover_is_refused_at_the_start_with_the_reason() -> None:
     assert start([[1, 0, 2], [1, 0, 0]], 1).startswith(
         "no cohort of 1 clients holds all classes: no client holds class 1;"
     )
-    assert "hold at most 2, not 3; raise cohort.size" in start([[1, 0, 2], [0, 1, 0]], 1)
+    assert "hold at most 2, not 3; use a larger cohort or selection uniform" in start([[1, 0, 2], [0, 1, 0]], 1)
     assert "holds 5 samples of every class: they hold at most 4 samples of class 1, not 5;" in start(
         [[9, 2], [9, 1], [9, 2]], 2, 5
     )
@@ -248,6 +248,6 @@ def test_a_cover_that_is_not_found_is_not_called_impossible() -> None:
     rule = Covering(draws=1, looks=1, chains=2, steps=1)
     counts = np.eye(40, dtype=int)[np.arange(80) % 40]  # 2^40 cohorts of 40 cover, of about 10^23
     known_to_exist = message(lambda: drawn(rule, counts, 40, 1))
-    assert "found in 3 tries, although one exists; raise cohort.size or use selection uniform" in known_to_exist
+    assert "found in 3 tries, although one exists; use a larger cohort or selection uniform" in known_to_exist
     unproven = message(lambda: drawn(Covering(at_least=2, draws=2, looks=0), 2 * counts, 40, 1))
     assert "found in 2 tries, which does not prove that none exists" in unproven

@@ -22,7 +22,7 @@ from fedadc.federation import Federation
 from fedadc.methods import FedAdam, FedADC, FedAvg, FedAvgM, FedDyn, LocalOnly, Method
 from fedadc.models import CNN, MLP, Logistic
 from fedadc.schedules import Cosine
-from fedadc.training.aggregate import BLOCK, ClientReport, OrderedMean, PartialSum, added, weighted
+from fedadc.training.aggregate import BLOCK_LENGTH, ClientReport, OrderedMean, PartialSum, added, weighted
 from fedadc.training.rounds import _cohort_order
 from fedadc.views.local_work import LocalWork
 
@@ -45,17 +45,17 @@ def test_blocks_that_were_added_ahead_give_the_bits_of_their_clients() -> None:
     for v in vectors:
         single.add(part(v))
     total: dict[str, torch.Tensor] = {}
-    for v in vectors[:BLOCK]:
+    for v in vectors[:BLOCK_LENGTH]:
         total = added(total, {"delta": v})
-    ahead.add(PartialSum(total, [part(v).reports[0] for v in vectors[:BLOCK]]))
-    for v in vectors[BLOCK:]:
+    ahead.add(PartialSum(total, [part(v).reports[0] for v in vectors[:BLOCK_LENGTH]]))
+    for v in vectors[BLOCK_LENGTH:]:
         ahead.add(part(v))
     assert ahead.count == 21 and torch.equal(ahead.result()["delta"], single.result()["delta"])
     assert torch.equal(ahead.result()["delta"], single.result()["delta"])  # asked again
 
 
 def test_no_other_group_may_be_added_ahead() -> None:
-    reports = [part(torch.ones(2)).reports[0]] * BLOCK
+    reports = [part(torch.ones(2)).reports[0]] * BLOCK_LENGTH
     mean = OrderedMean()
     with pytest.raises(AssertionError, match="not a block"):
         mean.add(PartialSum({"delta": torch.ones(2)}, reports[:3]))
@@ -86,9 +86,9 @@ def test_ordered_mean_adds_whole_blocks() -> None:
     for v in vectors:
         mean.add(part(v))
     total = None
-    for start in range(0, 21, BLOCK):
+    for start in range(0, 21, BLOCK_LENGTH):
         block = vectors[start].clone()
-        for v in vectors[start + 1 : start + BLOCK]:
+        for v in vectors[start + 1 : start + BLOCK_LENGTH]:
             block = block + v
         total = block if total is None else total + block
     assert total is not None
@@ -260,10 +260,15 @@ def test_divergence_of_clients_alone_ends_with_advice() -> None:
         list(federation(method=LocalOnly(), local=LocalWork(steps=50, batch_size=4, lr=1e30)).rounds(3))
 
 
+class Unchecked(FedAvg):
+    def __post_init__(self) -> None:
+        """Leaves out the checks of `Settings`."""
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"model": "mlp"}, {"data": 3}, {"method": "fedavg"}, {"local": {"steps": 3}}, {"partition": "iid"},
-     {"seed": "a"}, {"evaluation": 1}, {"cohort": "4"}, {"method": FedAvg(objective="ce")}, {"device": "gpu"}],
+     {"seed": "a"}, {"evaluate": 1}, {"cohort": "4"}, {"method": Unchecked(objective="ce")}, {"device": "gpu"}],
 )  # fmt: skip
 def test_wrong_types_are_one_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(FedadcError):
