@@ -262,7 +262,7 @@ def watched(objective: Objective, **kw: Any) -> tuple[Federation, Watched]:
     torch.manual_seed(0)
     images = np.random.default_rng(0).normal(size=(40, 1, 4, 4)).astype(np.float32)
     data = from_arrays(images, np.arange(40) % 4)
-    federation = Federation(model=Watched(), data=data, clients=2, method=FedAvg(objective=objective), **kw)
+    federation = Federation(model=Watched(), data=data, test=0, clients=2, method=FedAvg(objective=objective), **kw)
     module = federation.model.module
     assert isinstance(module, Watched)
     module.trained.clear()  # inputs from the checks in the constructor

@@ -42,7 +42,7 @@ def data() -> Dataset:
 
 def federation(method: Method, data: Dataset, **kw: Any) -> Federation:
     torch.manual_seed(0)
-    settings: dict[str, Any] = {"evaluation": Evaluation(batch_size=7), "seed": 5, "cohort": 2, **kw}
+    settings: dict[str, Any] = {"evaluate": Evaluation(batch_size=7), "seed": 5, "cohort": 2, **kw}
     work = LocalWork(steps=4, batch_size=4, lr=0.3)
     return Federation(model=MLP((5,), 4, [7]).double(), data=data, method=method, local=work, **settings)
 
@@ -77,7 +77,7 @@ def test_local_test_shares_are_available_and_need_test_samples() -> None:
     assert made.local_tests is made.local_tests and len(made.local_tests) == 6
     assert sorted(made.local_tests.indices.tolist()) == list(range(90))
     with pytest.raises(FedadcError, match="has no test samples to share out"):
-        _ = federation(FedAvg(), replace(small_federation(), test=None)).local_tests
+        _ = federation(FedAvg(), replace(small_federation(), test=None), test=0).local_tests
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -95,7 +95,7 @@ def test_each_method_has_the_metrics_of_its_models(name: str) -> None:
 
 @pytest.mark.parametrize("name", PERSONALIZED)
 def test_without_test_samples_there_are_no_metrics(name: str) -> None:
-    last = list(federation(METHODS[name](), replace(small_federation(), test=None)).rounds(2))[-1]
+    last = list(federation(METHODS[name](), replace(small_federation(), test=None), test=0).rounds(2))[-1]
     assert last.metrics == {}
 
 
