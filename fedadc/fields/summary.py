@@ -15,7 +15,8 @@ FIRST = 3  # entries that are shown of a list or a mapping
 def summary(name: str, facts: Mapping[str, Any]) -> str:
     """`Name(fact=value, ...)`, without the facts that are None or empty, and without functions."""
     shown = ", ".join(f"{key}={short(value)}" for key, value in facts.items() if not _is_empty(value))
-    return f"{name}({shown})" if len(shown) <= LONGEST else f"{name}({shown[:LONGEST]}…)"
+    text = f"{name}({shown})"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]}…)"
 
 
 def field_summary(self: Any) -> str:
