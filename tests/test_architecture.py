@@ -93,7 +93,7 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "rng": set(),
     "system": {"errors"},
     "models": {"errors", "rng"},
-    "data": {"errors", "rng"},
+    "data": BASICS,
     "schedules": {"errors"},
     "partitions": {"errors", "rng", "data"},
     "selections": {"errors", "rng", "data"},

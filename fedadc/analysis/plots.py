@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import Any
 
 from fedadc.analysis.compare import AXES, curve, group, is_share, positions, unit_of
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import DiskError, FedadcError, one_line, require
 from fedadc.runs.record import RecordedRun
 
 STYLES = ("-", "--", ":", "-.")
@@ -112,4 +112,5 @@ def save_png(figure: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except (OSError, ValueError) as error:
-        raise FedadcError(f"the plot cannot be written to {path} ({one_line(error)}).") from error
+        kind = DiskError if isinstance(error, OSError) else FedadcError
+        raise kind(f"the plot cannot be written to {path} ({one_line(error)}).") from error

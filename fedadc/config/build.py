@@ -17,7 +17,7 @@ from fedadc.config.settings import Config, DataConfig, Init
 from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, Normalization
 from fedadc.data.split import hold_out
-from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.errors import DiskError, FedadcError, kind_of_failure, one_line, require, unknown
 from fedadc.federation import Federation
 from fedadc.methods import Method
 from fedadc.models import MODELS
@@ -113,7 +113,7 @@ def _states_folder(config: Config, out: Path | None) -> str | None:
     try:
         tempfile.TemporaryDirectory(dir=folder).cleanup()
     except OSError as error:
-        raise FedadcError(f"storage.folder: {folder} is not writable ({error.strerror or error}).") from error
+        raise DiskError(f"storage.folder: {folder} is not writable ({error.strerror or error}).") from error
     return str(folder)
 
 
@@ -180,7 +180,9 @@ def _run_loader(config: Config, data_dir: str | Path | None) -> tuple[Dataset, d
     except (FedadcError, MemoryError):
         raise
     except Exception as error:  # a bug in a user-defined loader
-        raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
+        raise kind_of_failure(error)(
+            f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)})."
+        ) from error
     require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
     return data, _with_defaults(parameters, node.options)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedadc.config.build import prepare
 from fedadc.data.loaders.samples import read_samples
-from fedadc.errors import require, unknown
+from fedadc.errors import DataError, require, unknown
 from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.evaluation.metrics import EXTRA_METRICS
 from fedadc.models.build import read_weights
@@ -41,7 +41,7 @@ def evaluate_run(
     data = config.data
     if other is not None and data.name == "csv":  # a table is read with the columns of the training table
         data = replace(data, test=str(other.resolve()))
-    require(other is None or other.exists(), f"--data: there is no {other}.")
+    require(other is None or other.exists(), f"--data: there is no {other}.", DataError)
     model = replace(config.model, weights=None)
     config = replace(config, evaluate=evaluation, model=model, data=data, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
@@ -53,6 +53,7 @@ def evaluate_run(
             samples.x.shape[1:] == train.x.shape[1:] and samples.x.dtype == train.x.dtype,
             f"{other} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
             f"{list(train.x.shape[1:])} of type {train.x.dtype}.",
+            DataError,
         )
         splits = {other.name: samples}
     other_files = {f"{name} ": file for name, file in other_models(path).items()}

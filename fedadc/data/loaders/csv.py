@@ -25,7 +25,7 @@ import numpy as np
 from fedadc.data.dataset import Array, Dataset
 from fedadc.data.loaders.arrays import from_arrays
 from fedadc.data.loaders.limits import require_proportionate
-from fedadc.errors import FedadcError, one_line, require, require_file, unknown
+from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require, require_file, unknown
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 MISSING_CATEGORY = "(missing)"
@@ -67,7 +67,7 @@ class Column:
             number = _number(values[row])
             if number is None:
                 value = reprlib.repr(values[row])
-                raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {value} is not a number.")
+                raise DataError(f"{where}, row {row + 2}, column {self.name}: {value} is not a number.")
             numbers[row] = number
         scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
         return np.hstack([scaled, missing[:, None].astype(np.float32)]) if self.has_missing else scaled
@@ -95,7 +95,7 @@ def csv_table(
     values = _read(path)
     for name in filter(None, [label, client, *(drop or []), *(scale or {})]):
         if name not in values and len(values) == 1:
-            raise FedadcError(f"{path} has only one column, {[*values]}; separate columns by commas.")
+            raise DataError(f"{path} has only one column, {[*values]}; separate columns by commas.")
         if name not in values:
             raise unknown(f"{path}: column", name, values)
     used = [name for name in values if name not in {label, client, *(drop or [])}]
@@ -106,7 +106,7 @@ def csv_table(
     if test is not None:
         test_values = _read(test)
         missing = [name for name in [label, *used] if name not in test_values]
-        require(not missing, f"{test} lacks the column {', '.join(missing)}.")
+        require(not missing, f"{test} lacks the column {', '.join(missing)}.", DataError)
         test_pair = _features(test, columns, test_values), _labels(test_values[label], test, as_text)
         test_owners = _texts(test_values[client], test, "client") if client in test_values else None
     owners = None if client is None else _texts(values[client], path, "client")
@@ -128,21 +128,27 @@ def _read(path: Path) -> dict[str, list[str]]:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             rows = (row for row in csv.reader(_lines(stream, path), strict=True) if row)
             header = [name.strip() for name in next(rows, [])]
-            require(len(header) <= MAX_COLUMNS, f"{path} has {len(header)} columns; at most {MAX_COLUMNS} are allowed.")
+            require(
+                len(header) <= MAX_COLUMNS,
+                f"{path} has {len(header)} columns; at most {MAX_COLUMNS} are allowed.",
+                DataError,
+            )
             columns: dict[str, list[str]] = {name: [] for name in header}
             duplicates = [name for name, count in Counter(header).items() if count > 1]
-            require(not duplicates, f"{path}: two columns have the same name, {reprlib.repr(duplicates[:1])}.")
+            require(
+                not duplicates, f"{path}: two columns have the same name, {reprlib.repr(duplicates[:1])}.", DataError
+            )
             _fill([*columns.values()], rows, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedadcError(f"{path} is not a CSV file in UTF-8 ({one_line(error)}).") from error
-    require(bool(header) and bool(columns[header[0]]), f"{path} needs a header and at least one row.")
+        raise kind_of_failure(error)(f"{path} is not a CSV file in UTF-8 ({one_line(error)}).") from error
+    require(bool(header) and bool(columns[header[0]]), f"{path} needs a header and at least one row.", DataError)
     return columns
 
 
 def _lines(stream: Iterable[str], path: Path) -> Iterator[str]:
     for number, line in enumerate(stream, start=1):
         if "\0" in line:
-            raise FedadcError(f"{path}, line {number} contains a NUL byte; a CSV file must be UTF-8 text.")
+            raise DataError(f"{path}, line {number} contains a NUL byte; a CSV file must be UTF-8 text.")
         yield line
 
 
@@ -151,7 +157,7 @@ def _fill(columns: list[list[str]], rows: Iterable[list[str]], path: Path) -> No
     interned: dict[str, str] = {}
     for number, row in enumerate(rows, start=2):
         if len(row) != len(columns):
-            raise FedadcError(f"{path}, row {number} has {len(row)} fields, but the header has {len(columns)}.")
+            raise DataError(f"{path}, row {number} has {len(row)} fields, but the header has {len(columns)}.")
         for column, value in zip(columns, row, strict=True):
             column.append(interned.setdefault(value, value))
         if len(interned) > INTERNED:  # most fields differ, so that interning saves no memory
@@ -182,7 +188,8 @@ def _column(path: Path, name: str, values: Sequence[str], scale: Mapping[str, Se
         if name in scale or 2 * len(texts) <= len(present):
             why = "data.scale needs numbers" if name in scale else "most values of the column are numbers"
             row = next(i for i, v in enumerate(values, start=2) if v.strip() == texts[0])
-            raise FedadcError(f"{path}, row {row}, column {name}: {reprlib.repr(texts[0])} is not a number, but {why}.")
+            kind = FedadcError if name in scale else DataError
+            raise kind(f"{path}, row {row}, column {name}: {reprlib.repr(texts[0])} is not a number, but {why}.")
         categories = sorted(set(present)) + ([MISSING_CATEGORY] if has_missing else [])
         return Column(name, tuple(categories), has_missing)
     if name not in scale:
@@ -201,7 +208,7 @@ def _labels(values: Sequence[str], path: Path, as_text: bool = False) -> Array:
     missing = [row for row in text_rows if values[row - 2].strip().lower() in MISSING]
     if text_rows == missing != [] and len(text_rows) < len(values):  # among integer labels, "nan" is not a class name
         row = text_rows[0]
-        raise FedadcError(f"{path}, row {row}: the label is missing (its value is {values[row - 2].strip()!r}).")
+        raise DataError(f"{path}, row {row}: the label is missing (its value is {values[row - 2].strip()!r}).")
     if not as_text and not text_rows:
         return np.fromiter((int(v.strip()) for v in values), dtype=np.int64, count=len(values))
     return _texts(values, path, "label")
@@ -219,7 +226,7 @@ def _texts(values: Sequence[str], path: Path, what: str) -> Array:
     )
     texts = np.array(stripped)
     empty = texts == ""
-    require(not empty.any(), f"{path}, row {int(empty.argmax()) + 2}: the {what} is missing.")
+    require(not empty.any(), f"{path}, row {int(empty.argmax()) + 2}: the {what} is missing.", DataError)
     return texts
 
 
