@@ -49,9 +49,9 @@ def fine(answer: Answer) -> str:
     return answer.out
 
 
-def refused(answer: Answer, fragment: str = "") -> str:
-    """One sentence on stderr, exit code 2, nothing on stdout."""
-    assert answer.code == 2 and answer.out == ""
+def refused(answer: Answer, fragment: str = "", code: int = 2) -> str:
+    """One sentence on stderr, this exit code, nothing on stdout."""
+    assert (answer.code, answer.out) == (code, ""), answer
     lines = answer.err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and fragment in lines[0], answer.err
     return lines[0]

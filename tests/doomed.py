@@ -22,6 +22,7 @@ import yaml
 from fedadc.system.processes import context, start_process_server
 
 STARTING = threading.Lock()  # multiprocessing looks after all of its children whenever it starts one
+PRELOADED = ("fedadc.engines.worker", "fedadc.cli.app", "fedadc.cli.terminal")  # most of the time of a short command
 PATIENCE = 120  # seconds until a process that does not end is a failure
 
 
@@ -111,7 +112,7 @@ class Life:
                 self.started = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
             self.pid = self.started.pid
         else:
-            start_process_server()
+            start_process_server(*PRELOADED)
             arguments = (words, log, doom, forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
             with STARTING:
                 self.process = context().Process(target=obey, args=arguments)  # type: ignore[attr-defined]

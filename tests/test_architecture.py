@@ -94,7 +94,7 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "fields": {"errors"},
     "system": {"errors"},
     "models": {"errors", "rng"},
-    "data": {"errors", "rng", "fields"},
+    "data": {"errors", "rng", "fields", "system"},
     "schedules": {"errors", "fields"},
     "partitions": {"errors", "rng", "fields", "data"},
     "selections": {"errors", "rng", "fields", "data"},

@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedadc.errors import FedadcError, article, require_file, unknown
+from fedadc.errors import (
+    CannotResume,
+    DataError,
+    DiskError,
+    Diverged,
+    FedadcError,
+    RunDamaged,
+    WorkersLost,
+    article,
+    explained,
+    require_file,
+    same_kind,
+    unknown,
+)
 from fedadc.objectives import Objective
 
 
@@ -31,6 +44,34 @@ def test_a_long_message_and_a_long_list_are_shortened() -> None:
     assert len(str(FedadcError("x" * 10**6))) < 2100
     message = str(unknown("column", "?", map(str, range(1000))))
     assert message.endswith("and 960 more.") and len(message) < 300
+
+
+class Mine(DataError):
+    """A user's own subclass, with arguments of its own."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_the_exit_code_follows_from_the_cause() -> None:
+    codes = {kind: kind("x").exit_code for kind in (FedadcError, Diverged, DiskError, DataError, WorkersLost)}
+    assert list(codes.values()) == [2, 3, 4, 5, 6]
+    assert CannotResume("x").exit_code == 2 and RunDamaged("x").exit_code == 5
+    for error, kind in {
+        PermissionError(13, "Permission denied", "x"): DiskError,
+        OSError(28, "No space left on device"): DiskError,
+        FileNotFoundError(2, "No such file or directory", "x"): DataError,
+        MemoryError(): FedadcError,
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"): FedadcError,
+    }.items():
+        assert type(explained(error)) is kind, error
+    bugs = (ZeroDivisionError(), ConnectionRefusedError(111, "Connection refused"), OSError("no number"))
+    assert [explained(error) for error in bugs] == [None] * 3
+
+
+def test_an_error_of_a_users_own_class_keeps_its_exit_code() -> None:
+    error = same_kind(Mine("a", "b"), "other words")
+    assert type(error) is DataError and str(error) == "other words"
 
 
 @pytest.mark.parametrize(

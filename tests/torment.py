@@ -374,7 +374,7 @@ def fill_the_disk(folder: Path) -> str:
                 code = life.end()
             *_, last = life.printed().splitlines()
             one_sentence = last.startswith("error: ") and "No space left" in last and "Traceback" not in life.printed()
-            assert code == 2 and one_sentence, f"exit code {code}:\n{life.printed()}"
+            assert code == 4 and one_sentence, f"exit code {code}:\n{life.printed()}"
             torment.look_after(life)
             assert torment.good, "there is no checkpoint"
         subprocess.run(["mount", "-o", "remount,size=50m", str(folder / "disk")], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from fedadc.errors import FedadcError, require, unknown
 from fedadc.methods import PAIRS
 from fedadc.runs.record import RecordedRun
 
+log = logging.getLogger("fedadc")
 LAST = 10  # a run's final value is the mean over the evaluated ones of its last 10 rounds
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
 IGNORED = ("storage", "checkpoint")  # top-level keys that do not affect results
@@ -65,9 +67,13 @@ class Summary:
 def summarize(
     runs: Sequence[RecordedRun], target: float | None = None, metric: str = "test_accuracy", x: str = "round"
 ) -> list[Summary]:
-    """One row per setting, in the order in which the settings first appear."""
+    """One row per setting, in the order in which the settings first appear. Runs without the metric are left out."""
     require(bool(runs), "no runs to compare; give at least one run directory.")
-    groups, better = group(runs), max if higher_is_better(metric) else min
+    kept = with_metric(runs, metric)
+    for run in runs:
+        if run not in kept:
+            log.warning("%s is left out: it has no %s in any round", run.path, metric)
+    groups, better = group(kept), max if higher_is_better(metric) else min
     finals = {label: [final(r, metric) for r in members] for label, members in groups.items()}
     require(
         target is None or not is_share(metric) or 0 < target <= 1,
@@ -100,6 +106,14 @@ def summarize(
             )
         )
     return rows
+
+
+def with_metric(runs: Sequence[RecordedRun], metric: str) -> list[RecordedRun]:
+    """The runs in which the metric was evaluated; an error if there is none."""
+    kept = [run for run in runs if _points(run, metric)]
+    if not kept:
+        curve(runs[0], metric)  # raises the error
+    return kept
 
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
@@ -166,11 +180,15 @@ def _flatten(tree: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], A
 
 def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
     """(round, value) of every round in which the metric was evaluated."""
-    points = [(r["round"], float(r[metric])) for r in run.records if isinstance(r.get(metric), int | float)]
+    points = _points(run, metric)
     if not points:
         recorded = sorted({k for r in run.records for k, v in r.items() if isinstance(v, float)})
         raise FedadcError(f"{run.path} has no {metric} in any round; it has {', '.join(recorded)}.")
     return points
+
+
+def _points(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
+    return [(r["round"], float(r[metric])) for r in run.records if isinstance(r.get(metric), int | float)]
 
 
 def positions(run: RecordedRun, x: str) -> dict[int, float]:

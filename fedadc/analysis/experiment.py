@@ -13,6 +13,7 @@ import os
 import re
 import statistics
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -26,7 +27,18 @@ from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
 from fedadc.config.settings import TABLES, Config
 from fedadc.config.yaml import overlay, read_yaml, with_value
-from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require, unknown
+from fedadc.errors import (
+    BUG,
+    CannotResume,
+    Diverged,
+    FedadcError,
+    WorkersLost,
+    explained,
+    one_line,
+    require,
+    same_kind,
+    unknown,
+)
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.settings import Settings
 from fedadc.runs.layout import MODEL
@@ -175,15 +187,47 @@ def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
             try:
                 prepare(trial.config, data_dir)
             except FedadcError as error:
-                raise FedadcError(f"runs.{trial.label}: {error}") from error
+                raise same_kind(error, f"runs.{trial.label}: {error}") from error
+
+
+KILLED = (
+    "a training process was killed, so this run and others are not finished; if memory is short, use fewer --jobs "
+    "(finished runs are kept)."
+)
+
+
+@dataclass(frozen=True)
+class TrialFailure:
+    """Why a trial ended early; it is sent from a process of the pool."""
+
+    message: str
+    exit_code: int
+    trace: str = ""  # the traceback of a bug
+
+    @property
+    def diverged(self) -> bool:
+        """True for divergence, which is a result like any other."""
+        return self.exit_code == Diverged.exit_code
+
+
+class RunsFailed(FedadcError):
+    """Some runs failed. The exit code is that of the first, in the order of the experiment."""
+
+    def __init__(self, failures: Mapping[Path, TrialFailure]) -> None:
+        self.sentences = [str(FedadcError(f"{path}: {failure.message}")) for path, failure in failures.items()]
+        self.trace = next((failure.trace for failure in failures.values() if failure.trace), "")
+        self.exit_code = next(iter(failures.values())).exit_code
+        super().__init__(" ".join(self.sentences))
 
 
 def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
 ) -> set[str]:
-    """Train these trials, `jobs` at once; returns the folders of those that diverged. Any other failure is an error."""
-    diverged: set[str] = set()
-    failed: dict[str, str] = {}
+    """Train these trials, `jobs` at once; returns the folders of those that diverged.
+
+    A trial that fails for another reason does not stop the others. All failures are reported at the end, `RunsFailed`.
+    """
+    results: dict[str, dict[str, Any] | TrialFailure] = {}  # by the folder of the trial
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_exit_with_parent) as pool:
         try:
@@ -193,22 +237,18 @@ def run_trials(
                 }
             for done in as_completed(running):
                 trial = running[done]
-                record, reason, has_diverged = done.result()
-                if has_diverged:
-                    diverged.add(trial.folder)
-                elif reason is not None:
-                    failed[trial.folder] = reason
-                watch(trial.label, record)
-        except BrokenProcessPool:
-            raise FedadcError(
-                "a training process was killed, perhaps for lack of memory; use fewer --jobs (finished runs are kept)."
-            ) from None
+                result = results[trial.folder] = done.result()
+                watch(trial.label, {} if isinstance(result, TrialFailure) else result)
+        except BrokenProcessPool:  # which ends the other trials too
+            first = next(t for t in trials if t.folder not in results)
+            results[first.folder] = TrialFailure(KILLED, WorkersLost.exit_code)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    for folder, reason in failed.items():
-        raise FedadcError(f"{out / folder}: {reason}")
-    return diverged
+    failures = {t.folder: r for t in trials if isinstance(r := results.get(t.folder), TrialFailure)}
+    if not all(failure.diverged for failure in failures.values()):
+        raise RunsFailed({out / folder: failure for folder, failure in failures.items() if not failure.diverged})
+    return set(failures)
 
 
 def _exit_with_parent() -> None:
@@ -223,17 +263,16 @@ def _exit_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _train(
-    tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None
-) -> tuple[dict[str, Any], str | None, bool]:
-    """Train in a process of the pool: the last record, or the reason for a failure and whether training diverged."""
+def _train(tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None) -> dict[str, Any] | TrialFailure:
+    """Train in a process of the pool; returns the last record."""
     try:
         config = load_config(tree, folder=folder)
-        return _run_or_resume(config, out, data_dir).history[-1], None, False
-    except FedadcError as error:
-        return {}, str(error), isinstance(error, Diverged)
+        return _run_or_resume(config, out, data_dir).history[-1]
     except Exception as error:  # a bug in a user's own method must not stop the other runs
-        return {}, f"{type(error).__name__}: {one_line(error)}", False
+        known = explained(error)
+        if known is None:
+            return TrialFailure(f"{type(error).__name__}: {one_line(error)}", BUG, traceback.format_exc())
+        return TrialFailure(str(known), known.exit_code)
 
 
 def _run_or_resume(config: Config, out: Path, data_dir: Path | None) -> RunResult:

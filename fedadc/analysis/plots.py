@@ -10,8 +10,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from fedadc.analysis.compare import AXES, curve, group, is_share, positions, unit_of
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.analysis.compare import AXES, curve, group, is_share, positions, unit_of, with_metric
+from fedadc.errors import DiskError, FedadcError, one_line, require
 from fedadc.runs.record import RecordedRun
 
 STYLES = ("-", "--", ":", "-.")
@@ -32,7 +32,7 @@ def plot(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups = group(runs)
+    groups = group(with_metric(runs, metric))
     crowded = len(groups) > len(COLORS)
     legend_below = max(map(len, groups)) > 30 or (len(groups) > 6 and not crowded)
     room = 0.2 * math.ceil(len(groups) / 2) if legend_below else 0.0
@@ -112,4 +112,5 @@ def save_png(figure: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except (OSError, ValueError) as error:
-        raise FedadcError(f"the plot cannot be written to {path} ({one_line(error)}).") from error
+        kind = DiskError if isinstance(error, OSError) else FedadcError
+        raise kind(f"the plot cannot be written to {path} ({one_line(error)}).") from error

@@ -7,16 +7,30 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
 
 from fedadc.cli import configs, data, results, training
-from fedadc.errors import FedadcError
+from fedadc.errors import BUG, FedadcError, explained
+
+EXIT_CODES = {
+    "0": "done",
+    "1": "a bug, with its traceback",
+    "2": "wrong usage or a mistake in a config",
+    "3": "training diverged",
+    "4": "disk full, or a file or folder without permission",
+    "5": "data or a run's files missing or damaged",
+    "6": "worker processes lost; the last checkpoint is kept",
+    "129, 130, 143": "ended by SIGHUP, Ctrl-C, SIGTERM; a run is saved first",
+}
+EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<15}{meaning}" for code, meaning in EXIT_CODES.items())
 
 app = typer.Typer(
     name="fedadc",
     help="Federated learning with FedADC: train models, compare runs, inspect data.",
+    epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -49,41 +63,63 @@ def _root(
 
 
 def main() -> None:
-    """The entry point. A user error prints one sentence and exits with 2; a signal exits with 128 + its number."""
+    """The entry point: runs a command and ends with its exit code, which EXIT_CODES lists."""
     logging.getLogger("fedadc").handlers[:] = [_Warnings(logging.WARNING)]
     from fedadc.system.signals import ignoring_signals, last_signal, stopping_on_signals
 
     try:
         with stopping_on_signals():
             code = _command().main(prog_name="fedadc", standalone_mode=False)
+            sys.stdout.flush()  # here, so that a full disk is noticed
     except BrokenPipeError:  # the reader closed the pipe, e.g. `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except (FedadcError, OSError) as error:
-        location = getattr(error, "__notes__", [])[:1]  # the round and the client
-        print(f"error: {error}" + "".join(f" ({note})" for note in location), file=sys.stderr)
-        code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
-        if isinstance(error, MemoryError) or "not enough memory" in str(error):  # torch raises a RuntimeError
-            print("error: out of memory; choose a smaller model or less data.", file=sys.stderr)
-            sys.exit(2)
-        if not hasattr(error, "format_message"):  # only typer's usage errors have it
-            raise
-        message = " ".join(error.format_message().split()).rstrip(".")
-        if message:  # empty without a command: typer has already shown the help
-            context = getattr(error, "ctx", None)  # of the command that was called
-            command = "fedadc" if context is None else context.command_path
-            print(f"error: {message}; see `{command} --help`.", file=sys.stderr)
-        code = 2
+        code = _report(error)
     if code == 130:  # typer's exit code for every KeyboardInterrupt, which any of our signals raises
         ignoring_signals()
         number = last_signal()
         code = 128 + number
         name = signal.Signals(number).name
-        print("interrupted." if number == signal.SIGINT else f"terminated by {name}.", file=sys.stderr)
+        _print_error("interrupted." if number == signal.SIGINT else f"terminated by {name}.")
+    _drop_unwritable_output()
     sys.exit(code or 0)
+
+
+def _report(error: Exception) -> int:
+    """Print what went wrong; return the exit code."""
+    if hasattr(error, "format_message"):  # only typer's usage errors have it
+        message = " ".join(error.format_message().split()).rstrip(".")
+        if message:  # empty without a command: typer has already shown the help
+            context = getattr(error, "ctx", None)  # of the command that was called
+            command = "fedadc" if context is None else context.command_path
+            _print_error(f"error: {message}; see `{command} --help`.")
+        return FedadcError.exit_code
+    known = explained(error)
+    if known is None:
+        _print_error("".join(traceback.format_exception(error)).rstrip("\n"))
+        return BUG
+    location = getattr(known, "__notes__", [])[:1]  # the round and the client
+    if trace := getattr(known, "trace", ""):  # of a bug in one of several runs
+        _print_error(trace.rstrip("\n"))
+    for sentence in getattr(known, "sentences", [str(known)]):
+        _print_error(f"error: {sentence}" + "".join(f" ({note})" for note in location))
+    return known.exit_code
+
+
+def _print_error(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        print(text, file=sys.stderr, flush=True)
+
+
+def _drop_unwritable_output() -> None:
+    """Python would end with 120 if it could not flush the output at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _command() -> Any:

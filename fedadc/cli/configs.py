@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedadc.cli.options import Json
-from fedadc.errors import FedadcError
+from fedadc.errors import DiskError
 
 
 def list_table(
@@ -37,5 +37,5 @@ def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path
     try:
         path.write_text(STARTER, encoding="utf-8")
     except OSError as error:
-        raise FedadcError(f"cannot write {path} ({error.strerror or error}).") from error
+        raise DiskError(f"cannot write {path} ({error.strerror or error}).") from error
     typer.echo(f"wrote {path}; train with: fedadc run {path}")

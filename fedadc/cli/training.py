@@ -146,7 +146,7 @@ def experiment(
     from fedadc.analysis.compare import as_json, summarize
     from fedadc.analysis.experiment import CHOICES, PLOT, check_rows, choose, read_experiment, write_choices
     from fedadc.analysis.plots import plot
-    from fedadc.cli.terminal import choices_table, comparison, say
+    from fedadc.cli.terminal import choices_table, comparison, note, say
     from fedadc.system.files import folder_lock
 
     plan, trials = read_experiment(file)
@@ -157,6 +157,10 @@ def experiment(
         choices = choose(plan, trials, out, diverged)
         write_choices(choices, plan.choose_by, out / CHOICES)
         runs = [run for choice in choices for run in choice.runs]
+        if not runs:
+            note("every setting diverged, so there is nothing to compare")
+            typer.echo("[]") if json else choices_table(choices, plan.choose_by)
+            return
         rows, picture = summarize(runs, plan.target, plan.metric, plan.x), out / PLOT
         if json:
             typer.echo(as_json(rows))

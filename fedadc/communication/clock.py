@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, one_line, require, require_file, undefined
+from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require, require_file, undefined
 from fedadc.fields.settings import Settings
 
 MAX_TRACE = 2**28  # bytes
@@ -172,28 +172,26 @@ def read_trace(path: Path, clients: Sequence[str]) -> Devices:
     `clients` are the names of the clients; if the data has no client names, they are the numbers from 0.
     """
     require_file(path, "clock.trace")
-    require(path.stat().st_size <= MAX_TRACE, f"clock.trace: {path} is larger than {MAX_TRACE} bytes.")
+    require(path.stat().st_size <= MAX_TRACE, f"clock.trace: {path} is larger than {MAX_TRACE} bytes.", DataError)
     names = [f.name for f in fields(Devices)]
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             table = csv.DictReader(stream, strict=True)
             rows, columns = list(table), table.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedadcError(f"clock.trace: {path} cannot be read ({one_line(error)}).") from error
+        raise kind_of_failure(error)(f"clock.trace: {path} cannot be read ({one_line(error)}).") from error
     missing = [name for name in ("client", *names) if name not in columns]
-    require(not missing, f"clock.trace: {path} has no column {', '.join(missing)}.")
+    require(not missing, f"clock.trace: {path} has no column {', '.join(missing)}.", DataError)
     values, number = np.full((len(clients), len(names)), np.nan), {name: k for k, name in enumerate(clients)}
     for line, row in enumerate(rows, start=2):
         where, client = f"clock.trace: {path}, line {line}", str(row["client"]).strip()
         if client not in number:
-            raise FedadcError(
-                f"{where}: there is no client {client:.40}; the clients are {', '.join(clients[:3])}, ..."
-            )
-        require(bool(np.isnan(values[number[client]]).all()), f"{where}: client {client} is listed twice.")
+            raise DataError(f"{where}: there is no client {client:.40}; the clients are {', '.join(clients[:3])}, ...")
+        require(bool(np.isnan(values[number[client]]).all()), f"{where}: client {client} is listed twice.", DataError)
         values[number[client]] = _parsed(row, names, where)
     absent = np.flatnonzero(np.isnan(values).any(axis=1))
     if len(absent):
-        raise FedadcError(f"clock.trace: {path} has no line for client {clients[absent[0]]}.")
+        raise DataError(f"clock.trace: {path} has no line for client {clients[absent[0]]}.")
     return Devices(*values.T.copy())
 
 
@@ -201,6 +199,6 @@ def _parsed(row: dict[str, Any], names: Sequence[str], where: str) -> list[float
     try:
         values = [float(row[name]) for name in names]
     except (TypeError, ValueError):
-        raise FedadcError(f"{where} must contain a client and four numbers.") from None
-    require(not any(map(np.isnan, values)), f"{where}: a number is missing.")
+        raise DataError(f"{where} must contain a client and four numbers.") from None
+    require(not any(map(np.isnan, values)), f"{where}: a number is missing.", DataError)
     return values

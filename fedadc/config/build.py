@@ -20,7 +20,7 @@ from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
-from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.errors import DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
 from fedadc.federation import Federation
 from fedadc.methods import Method
 from fedadc.models import MODELS
@@ -155,7 +155,7 @@ def words_of_the_config(config: Config) -> Iterator[None]:
     except FedadcError as error:
         argument = re.match(r"\w+(?=: |\.| must | is | needs )", str(error))
         if argument and argument[0] in keys:
-            raise type(error)(keys[argument[0]] + str(error)[argument.end() :]) from error
+            raise same_kind(error, keys[argument[0]] + str(error)[argument.end() :]) from error
         raise
 
 
@@ -182,7 +182,7 @@ def _states_folder(config: Config, out: Path | None) -> str | None:
     try:
         tempfile.TemporaryDirectory(dir=folder).cleanup()
     except OSError as error:
-        raise FedadcError(f"storage.folder: {folder} is not writable ({error.strerror or error}).") from error
+        raise DiskError(f"storage.folder: {folder} is not writable ({error.strerror or error}).") from error
     return str(folder)
 
 
@@ -254,7 +254,9 @@ def _run_loader(config: Config, data_dir: str | Path | None, held_out: HeldOut) 
     except (FedadcError, MemoryError):
         raise
     except Exception as error:  # a bug in a user-defined loader
-        raise FedadcError(f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)}).") from error
+        raise kind_of_failure(error)(
+            f"data.name: {node.name} failed ({type(error).__name__}: {one_line(error)})."
+        ) from error
     require(isinstance(data, Dataset), f"data.name: {node.name} returned {type(data).__name__}, not a fedadc Dataset.")
     return data, _with_defaults(parameters, node.options), "held_out" in parameters
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fedadc.errors import FedadcError, one_line, require, require_file
+from fedadc.errors import FedadcError, kind_of_failure, one_line, require, require_file
 
 LARGEST_FILE = 1 << 20  # bytes in a config file
 LARGEST_TREE = 100_000  # values in a config, after aliases are expanded
@@ -94,11 +94,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         require(not path.is_dir(), f"{path} is a folder; a config is a YAML file.")
         require(path.exists(), f"there is no config {path}; `fedadc init` writes one to start from.")
-        require_file(path, "config")
+        require_file(path, "config", FedadcError)
         require(path.stat().st_size <= LARGEST_FILE, f"{path} is larger than a config may be ({LARGEST_FILE} bytes).")
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise FedadcError(f"{str(path)[:60]} cannot be read as text ({one_line(error)}).") from error
+        raise kind_of_failure(error, FedadcError)(
+            f"{str(path)[:60]} cannot be read as text ({one_line(error)})."
+        ) from error
     require(isinstance(tree, dict), f"{path} must be a mapping of keys, as in `rounds: 60`.")
     return dict(tree)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.encoding import TableEncoding
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DataError, require
 from fedadc.fields.settings import Settings
 
 Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
@@ -29,7 +29,7 @@ class Samples:
     y: Tensor
 
     def __post_init__(self) -> None:
-        require(len(self.x) == len(self.y), f"{len(self.x)} inputs do not match {len(self.y)} labels.")
+        require(len(self.x) == len(self.y), f"{len(self.x)} inputs do not match {len(self.y)} labels.", DataError)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -137,18 +137,16 @@ class Dataset:
     encoding: TableEncoding | None = None  # of a table: how its rows became samples
 
     def __post_init__(self) -> None:
-        require(len(self.train) > 0, f"data {self.name} has no training sample.")
-        require(0 not in self.input_shape, f"data {self.name}: samples of shape {list(self.input_shape)} are empty.")
-        require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.")
-        require(
-            self.test_owners is None or (self.test is not None and len(self.test_owners) == len(self.test)),
-            f"data {self.name}: test_owners must hold one client id per test sample.",
-        )
+        require(len(self.train) > 0, f"data {self.name} has no training sample.", DataError)
+        shape = list(self.input_shape)
+        require(0 not in shape, f"data {self.name}: samples of shape {shape} are empty.", DataError)
+        require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.", DataError)
+        self._check_owners()
         for split, samples in self.splits().items():
             invalid = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))
             if len(invalid):
                 sample = int(invalid[0, 0])
-                raise FedadcError(
+                raise DataError(
                     f"data {self.name}: label {int(samples.y[sample])} of {split} sample {sample} "
                     f"is outside 0..{len(self.classes) - 1}."
                 )
@@ -156,6 +154,19 @@ class Dataset:
                 samples.x.shape[1:] == self.train.x.shape[1:],
                 f"data {self.name}: {split} samples have shape {list(samples.x.shape[1:])}, "
                 f"but training samples have shape {list(self.train.x.shape[1:])}.",
+                DataError,
+            )
+
+    def _check_owners(self) -> None:
+        owners = {"train": self.owners, "test": self.test_owners, "validation": self.validation_owners}
+        for split, ids in owners.items():
+            samples = len(self.splits().get(split, ()))
+            name = "owners" if split == "train" else f"{split}_owners"
+            require(
+                ids is None or len(ids) == samples,
+                f"data {self.name}: {name} must hold one client id per {split} sample, not "
+                f"{0 if ids is None else len(ids)} for {samples} samples.",
+                DataError,
             )
 
     def __repr__(self) -> str:

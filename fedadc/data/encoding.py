@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedadc.data.summaries import Array, ColumnSummary, Fields, TableSummary, is_missing
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DataError, require
 
 MISSING_CATEGORY = "(missing)"
 INTEGER = re.compile(r"[+-]?\d{1,18}")  # every number of 18 digits fits into int64
@@ -51,14 +51,14 @@ class Column:
         if len(stray):
             row = int(stray[0])
             text = reprlib.repr(fields.texts[row])
-            raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {text} is not a number.")
+            raise DataError(f"{where}, row {row + 2}, column {self.name}: {text} is not a number.")
         numbers = np.where(fields.missing, self.center, fields.numbers)
         with np.errstate(over="ignore"):
             scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
         if not np.isfinite(scaled).all():
             row = int(np.isfinite(scaled).argmin())
             text = reprlib.repr(fields.texts[row])
-            raise FedadcError(f"{where}, row {row + 2}, column {self.name}: {text} is too large when it is scaled.")
+            raise DataError(f"{where}, row {row + 2}, column {self.name}: {text} is too large when it is scaled.")
         return np.hstack([scaled, fields.missing[:, None].astype(np.float32)]) if self.has_missing else scaled
 
     def _one_hot(self, fields: Fields) -> Array:
@@ -112,7 +112,7 @@ class TableEncoding:
         if (codes < 0).any():
             row = int((codes < 0).argmax())
             known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
-            raise FedadcError(
+            raise DataError(
                 f"{where}, row {row + 2}: the label {reprlib.repr(labels[row])} does not occur in training, "
                 f"whose labels are {known}."
             )
@@ -125,7 +125,7 @@ def refuse_stray_texts(summary: TableSummary, scale: Mapping[str, Sequence[float
         if column.words and (name in scale or column.texts <= column.numbers):
             why = "scale needs numbers" if name in scale else "most values of the column are numbers"
             where, text = locate(name, column.words)
-            raise FedadcError(f"{where}, column {name}: {reprlib.repr(text)} is not a number, but {why}.")
+            raise DataError(f"{where}, column {name}: {reprlib.repr(text)} is not a number, but {why}.")
 
 
 def fit_columns(summary: TableSummary, scale: Mapping[str, Sequence[float]]) -> tuple[Column, ...]:
@@ -159,7 +159,7 @@ def fit_labels(labels: Sequence[str], name: str, locate: Locate) -> tuple[tuple[
         missing = [label for label in missing if label == ""]
     if missing:
         where, label = locate(name, missing)
-        raise FedadcError(f"{where}: the label is missing (its value is {label!r}).")
+        raise DataError(f"{where}: the label is missing (its value is {label!r}).")
     integers = not others
     classes = {_class_name(label, integers) for label in labels}
     return tuple(sorted(classes, key=int) if integers else sorted(classes)), integers

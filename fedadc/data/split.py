@@ -14,6 +14,7 @@ import numpy as np
 
 from fedadc.data.dataset import Array, Dataset
 from fedadc.errors import require
+from fedadc.fields.settings import Settings
 from fedadc.rng import generator
 
 DEFAULT_TEST_SHARE = 0.2  # of data without test samples
@@ -29,7 +30,7 @@ class SplitRows:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOut(Settings):
     """The shares to hold out: first the test share, then the validation share of the rest. None: nothing."""
 
     test: float | None = None
@@ -37,10 +38,10 @@ class HeldOut:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for part in ("test", "validation"):
             share = getattr(self, part)
-            valid = share is None or (isinstance(share, int | float) and 0 < share < 1)
-            require(valid, f"{part} must be a share between 0 and 1, not {share!r:.60}.")
+            require(share is None or 0 < share < 1, f"{part} must be a share between 0 and 1, not {share}.")
 
     def rows(self, labels: Array, owners: Array | None = None) -> SplitRows:
         """The rows of every split, from the class and, in a natural federation, the client of every row."""

@@ -22,7 +22,7 @@ import torch
 
 from fedadc.engines.shared_memory import Slots
 from fedadc.engines.worker import READY, CountingJob, Failure, TrainingJob, WorkerSetup, serve
-from fedadc.errors import FedadcError, require
+from fedadc.errors import WorkersLost, require
 from fedadc.models.vectors import State
 from fedadc.system.determinism import device_of
 from fedadc.system.processes import context, start_process_server
@@ -131,7 +131,7 @@ class WorkerPool:
             assignment.deaths += 1
         doing, over_it = _described(busy), max((a.deaths for a in busy), default=0)
         if over_it >= MOST_DEATHS or self._deaths >= MOST_DEATHS * self.count:
-            raise FedadcError(
+            raise WorkersLost(
                 f"{max(over_it, self._deaths)} worker processes died one after another, the last one {_manner(code)}"
                 f"{doing}; if memory is short, use fewer workers (--workers)."
             )
@@ -155,7 +155,7 @@ class WorkerPool:
                 process.start()
             except (OSError, EOFError) as error:  # also a server that is dying, and not yet known to be dead
                 if patience is None:
-                    raise FedadcError(f"worker {number + 1} of {self.count} cannot be started ({error}).") from error
+                    raise WorkersLost(f"worker {number + 1} of {self.count} cannot be started ({error}).") from error
                 time.sleep(patience)
             else:
                 break
@@ -218,8 +218,8 @@ def _described(lost: Sequence[Assignment]) -> str:
 
 
 def _error_of(failure: Failure) -> Exception:
-    if failure.message is not None:
-        error = FedadcError(failure.message)
+    if failure.error is not None:
+        error = failure.error
         error.add_note(f"in {failure.where}")
         error.add_note(f"in a worker process:\n{failure.trace}")
         return error

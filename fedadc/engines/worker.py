@@ -20,7 +20,7 @@ from fedadc.communication.ledger import Bytes
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
 from fedadc.engines.simulated import SimulatedClients
-from fedadc.errors import FedadcError, one_line
+from fedadc.errors import FedadcError, explained, one_line, same_kind
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
@@ -65,7 +65,7 @@ class TrainingAnswer(NamedTuple):
 @dataclass(frozen=True)
 class Failure:
     where: str
-    message: str | None  # of a FedadcError, meant for the user
+    error: FedadcError | None  # None for a bug
     trace: str
 
 
@@ -131,11 +131,11 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
     try:
         worker = _set_up(setup, device)
     except Exception as error:
-        sentence = (
+        reason = FedadcError(
             f"a worker process cannot load the model, the method or the objective ({one_line(error)}): "
             "define them in a file, or at the top level of a script that is one; workers=0 works without."
         )
-        pipe.send(Failure("the start of a worker", sentence, traceback.format_exc()))
+        pipe.send(Failure("the start of a worker", reason, traceback.format_exc()))
         return
     with deterministic():
         with suppress(OSError):
@@ -150,8 +150,9 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
             try:
                 answer: Any = worker.train(job) if isinstance(job, TrainingJob) else worker.count(job)
             except Exception as error:
-                message = str(error) if isinstance(error, FedadcError) else None
-                answer = Failure(worker.doing, message, traceback.format_exc())
+                known = explained(error)
+                sent = None if known is None else same_kind(known, str(known))  # of a class that can be unpickled
+                answer = Failure(worker.doing, sent, traceback.format_exc())
             with suppress(OSError):
                 pipe.send(answer)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedadc.errors import FedadcError, one_line, require, require_file, unknown
+from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require, require_file, unknown
 from fedadc.rng import torch_seeded
 
 INITS = ("default", "kaiming")
@@ -126,13 +126,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise FedadcError(f"model.weights: {path} is not a safetensors file ({one_line(error)}).") from error
+        raise kind_of_failure(error)(f"model.weights: {path} is not a safetensors file ({one_line(error)}).") from error
     for name, tensor in state.items():
         require(
-            tensor.dtype in WEIGHT_TYPES, f"{path}: {name} has the type {tensor.dtype}, which is not used for weights."
+            tensor.dtype in WEIGHT_TYPES,
+            f"{path}: {name} has the type {tensor.dtype}, which is not used for weights.",
+            DataError,
         )
         not_finite = torch.nonzero(~torch.isfinite(tensor))
         if len(not_finite):
             index = not_finite[0].tolist()
-            raise FedadcError(f"{path}: {name}{index} is {tensor[tuple(index)].item()}; weights must be finite.")
+            raise DataError(f"{path}: {name}{index} is {tensor[tuple(index)].item()}; weights must be finite.")
     return state

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DataError, DiskError, require
 from fedadc.models.build import read_weights
 from fedadc.runs.layout import (
     LOCK,
@@ -69,7 +69,7 @@ class PersonalFolder:
                     raise
             folder._replace_target()
         except OSError as error:
-            raise FedadcError(f"cannot write to {path} ({error.strerror or error}).") from error
+            raise DiskError(f"cannot write to {path} ({error.strerror or error}).") from error
         finally:
             with suppress(OSError):
                 folder.partial.rmdir()  # fails if it is not empty
@@ -116,7 +116,7 @@ def personal_state_dict(
     path = Path(run) / folder
     summary = _read_summary(path)
     variants = [name for name in PERSONAL_MODELS if (path / name).is_dir()]
-    require(bool(variants), f"{path} contains no model of any client; run `fedadc personalize` again.")
+    require(bool(variants), f"{path} contains no model of any client; run `fedadc personalize` again.", DataError)
     require(
         regularizer in variants or (regularizer is None and len(variants) == 1),
         f"{path} contains models for {', '.join(variants)}; set `regularizer` to one of them.",
@@ -132,6 +132,7 @@ def personal_state_dict(
         tuned_round == model_round,
         f"{file} was tuned from the model of round {tuned_round}, but {model} is of round {model_round}; "
         "personalize again.",
+        DataError,
     )
     return read_weights(model) | tuned
 
@@ -141,5 +142,5 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         summary = json.loads((folder / PERSONAL_SUMMARY).read_text(encoding="utf-8"))
         assert isinstance(summary, dict)
     except (OSError, ValueError, RecursionError, AssertionError) as error:
-        raise FedadcError(f"{folder} contains no personal models; create them with `fedadc personalize`.") from error
+        raise DataError(f"{folder} contains no personal models; create them with `fedadc personalize`.") from error
     return summary

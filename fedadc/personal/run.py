@@ -13,7 +13,7 @@ from torch import Tensor
 from fedadc.communication.network import Communication
 from fedadc.config.build import Plan, prepare
 from fedadc.config.settings import CohortConfig, Config
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DataError, require
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import read_weights
 from fedadc.models.vectors import Vector
@@ -197,7 +197,7 @@ def _last_state(run: RecordedRun, plan: Plan) -> RunState:
     checkpoints = Checkpoints(run.path / CHECKPOINTS, plan.federation, fingerprint)
     state = checkpoints.newest(lambda size: metrics_prefix(run.path / METRICS, size))
     if state is None:
-        raise FedadcError(f"{run.path} has no checkpoint from which the clients' models could be read.")
+        raise DataError(f"{run.path} has no checkpoint from which the clients' models could be read.")
     return state
 
 

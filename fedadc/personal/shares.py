@@ -17,7 +17,7 @@ from fedadc.data.loaders.csv import csv_like
 from fedadc.data.loaders.npz import npz_like
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import DataError, FedadcError, one_line, require, same_kind
 from fedadc.partitions import Natural, deal
 from fedadc.rng import generator
 from fedadc.runs.record import load_config
@@ -53,7 +53,7 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
 
     The new data is an .npz or .csv file with the client of every sample, or a YAML file whose `data` is partitioned.
     """
-    require(file.is_file(), f"--data: there is no file {file}.")
+    require(file.is_file(), f"--data: there is no file {file}.", DataError)
     read = _read_yaml_data if file.suffix.lower() in (".yaml", ".yml") else _read_data_file
     new, clients, natural = read(file, plan, before.names, data_dir)
     assert new.test is not None
@@ -91,6 +91,7 @@ def _require_compatible(file: Path, new: Dataset, old: Dataset) -> None:
         same_inputs and new.classes == old.classes,
         f"{file} has samples {shapes[0]} {dtypes[0]} of {len(new.classes)} classes, but the model was trained on "
         f"{shapes[1]} {dtypes[1]} of {len(old.classes)} classes{only_names}.",
+        DataError,
     )
 
 
@@ -119,15 +120,17 @@ def _read_data_file(
         try:
             new = csv_like(file, plan.federation.data)
         except FedadcError as error:
-            raise FedadcError(f"--data: {file.name} does not fit the run ({one_line(error).rstrip('.')}).") from error
+            message = f"--data: {file.name} does not fit the run ({one_line(error).rstrip('.')})."
+            raise same_kind(error, message) from error
     else:
         require(file.suffix.lower() == ".npz", f"--data: {file.name} must be .npz or .yaml (.csv for csv data).")
         new = npz_like(file, plan.federation.data)
     _require_compatible(file, new, plan.federation.data)
-    require(new.owners is not None, f"{file} does not say which client each sample belongs to: it needs client ids.")
+    no_owners = f"{file} does not say which client each sample belongs to: it needs client ids."
+    require(new.owners is not None, no_owners, DataError)
     assert new.owners is not None
     unknown = sorted({str(i) for i in np.unique(new.owners)} - set(names))
-    require(not unknown, f"{file} names the clients {', '.join(unknown[:3])}, which the run does not have.")
+    require(not unknown, f"{file} names the clients {', '.join(unknown[:3])}, which the run does not have.", DataError)
     if new.test is None:
         share = config.data.test if isinstance(config.data.test, float) else DEFAULT_TEST_SHARE
         new = HeldOut(share, seed=_seed(config))(new)

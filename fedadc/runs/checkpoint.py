@@ -20,7 +20,7 @@ import torch
 
 from fedadc.communication.network import FIGURES
 from fedadc.config.settings import Checkpointing
-from fedadc.errors import CannotResume, FedadcError, require
+from fedadc.errors import DiskError, RunDamaged, require
 from fedadc.federation import Federation
 from fedadc.fields.summary import summary
 from fedadc.models.vectors import State, canonical
@@ -102,7 +102,7 @@ class Checkpoints:
         try:
             self._write(state, metrics)
         except OSError as error:
-            raise FedadcError(f"cannot write to {self.folder} ({error.strerror or error}).") from error
+            raise DiskError(f"cannot write to {self.folder} ({error.strerror or error}).") from error
 
     def _write(self, state: RunState, metrics: FilePrefix) -> None:
         for folder in (self.folder, self.states.path):
@@ -189,7 +189,7 @@ class Checkpoints:
                 self._kept = [manifest]
                 return state
         if reasons:
-            raise CannotResume("no checkpoint is usable, and nothing was changed: " + "; ".join(reasons) + ".")
+            raise RunDamaged("no checkpoint is usable, and nothing was changed: " + "; ".join(reasons) + ".")
         return None
 
     def _manifest(self, path: Path) -> Manifest:
@@ -261,7 +261,7 @@ def check_room(free: int, federation: Federation) -> None:
     theta, server, each = (len(to_safetensors(v)) for v in ({"theta": state.theta}, state.server, own))
     needed = 2 * theta + server + (federation.coordinator.cohort * each if own else 0)
     if free < needed:
-        raise FedadcError(
+        raise DiskError(
             f"the disk has {free:,} bytes left, but this run's first checkpoint and model take {needed:,}; make room, "
             "or choose another --out."
         )

@@ -9,13 +9,23 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from fedadc.config.build import Plan
-from fedadc.errors import CannotResume, Diverged, FedadcError, one_line, require
+from fedadc.errors import (
+    CannotResume,
+    DataError,
+    DiskError,
+    Diverged,
+    FedadcError,
+    RunDamaged,
+    kind_of_failure,
+    one_line,
+    require,
+)
 from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.runs.checkpoint import Checkpoints, CheckpointTimer, check_room
 from fedadc.runs.environment import Facts, environment_changes, read_facts, resumed_environment, text_of
@@ -51,6 +61,8 @@ class MetricsFile:
         """Open the file and truncate it to its first `size` bytes."""
         content = _read_prefix(path, size)
         self.records = [json.loads(line) for line in content.splitlines()]
+        self._last = content.rfind(b"\n", 0, -1) + 1  # where the last line begins
+        self._digest_before_last = hashlib.sha256(content[: self._last])
         self._size, self._digest = size, hashlib.sha256(content)
         self._stream = path.open("ab", buffering=0)
         self._stream.truncate(size)
@@ -60,7 +72,7 @@ class MetricsFile:
         os.fsync(self._stream.fileno())
         return FilePrefix(self._size, self._digest.hexdigest())
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         try:
             written = self._stream.write(line)
@@ -69,8 +81,16 @@ class MetricsFile:
         except BaseException:  # a full disk may have stored a part of the line
             self._stream.truncate(self._size)
             raise
+        self._last, self._digest_before_last = self._size, self._digest.copy()
         self._size += len(line)
         self._digest.update(line)
+        self.records.append(record)
+
+    def replace_last(self, record: dict[str, Any]) -> None:
+        self._stream.truncate(self._last)
+        self._size, self._digest = self._last, self._digest_before_last
+        self.records.pop()
+        self.append(record)
 
     def close(self) -> None:
         self._stream.close()
@@ -83,7 +103,7 @@ def metrics_prefix(path: Path, size: int) -> FilePrefix | None:
 
 
 def _read_prefix(path: Path, size: int) -> bytes:
-    require(path.is_file() or not path.exists(), f"{path} is not a file.")
+    require(path.is_file() or not path.exists(), f"{path} is not a file.", DataError)
     if not path.exists() or not 0 < size <= path.stat().st_size:
         return b""
     with path.open("rb") as stream:
@@ -165,7 +185,6 @@ class RunDirectory:
         with self._reporting_write_errors():
             self._metrics.append(record)
             self.state = result.state
-            self.history.append(record)
             # always after the first round, so that a longer run without checkpoints must have lost them
             if self.checkpoints.last is None or self._timer.due(result.round):
                 self._checkpoint()
@@ -177,13 +196,8 @@ class RunDirectory:
 
     def add_to_last_record(self, metrics: Metrics) -> None:
         """Add metrics to the last record, if that round was not planned to be the last and was not evaluated."""
-        record = {**self.history.pop(), **metrics}
         with self._reporting_write_errors():
-            self._metrics.close()
-            size = sum(len(json.dumps(r, allow_nan=False)) + 1 for r in self.history)
-            self._open_metrics(size)
-            self._metrics.append(record)
-            self.history.append(record)
+            self._metrics.replace_last({**self.history[-1], **metrics})
             self.checkpoints.write(self.state, self._metrics.flush())
 
     def _checkpoint(self) -> None:
@@ -284,14 +298,14 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise FedadcError(f"cannot write to {self.path} ({error.strerror or error}).") from error
+            raise DiskError(f"cannot write to {self.path} ({error.strerror or error}).") from error
 
 
 def _require_resumable(path: Path, done: int, rounds: int) -> None:
     """Reject a run that has lost its checkpoints, and a number of rounds below those already done."""
     has_rounds = (path / METRICS).is_file() and (path / METRICS).read_bytes().count(b"\n") > 1
     if not done and (has_rounds or (path / MODEL).exists()):
-        raise CannotResume(
+        raise RunDamaged(
             f"the run in {path} cannot be resumed because its checkpoints are missing, and nothing was changed; "
             "restore them, or start again with --overwrite."
         )
@@ -330,7 +344,9 @@ def folder_contents(path: Path) -> list[Path]:
         require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
         return [p for p in path.iterdir() if p.name != LOCK] if path.is_dir() else []
     except (OSError, ValueError) as error:
-        raise FedadcError(f"--out: {str(path)[:60]} is not a usable folder ({error}).") from error
+        raise kind_of_failure(error, FedadcError)(
+            f"--out: {str(path)[:60]} is not a usable folder ({error})."
+        ) from error
 
 
 def _is_run_file(file: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedadc.config.build import prepare
 from fedadc.data.loaders.samples import read_samples
-from fedadc.errors import require, unknown
+from fedadc.errors import DataError, require, unknown
 from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.evaluation.metrics import EXTRA_METRICS
 from fedadc.models.build import read_weights
@@ -38,7 +38,7 @@ def evaluate_run(
     )
     main_file = saved_model(recorded)
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
-    require(other is None or other.exists(), f"--data: there is no {other}.")
+    require(other is None or other.exists(), f"--data: there is no {other}.", DataError)
     model = replace(config.model, weights=None)
     config = replace(config, evaluate=evaluation, model=model, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
@@ -50,6 +50,7 @@ def evaluate_run(
             samples.x.shape[1:] == train.x.shape[1:] and samples.x.dtype == train.x.dtype,
             f"{other} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
             f"{list(train.x.shape[1:])} of type {train.x.dtype}.",
+            DataError,
         )
         splits = {other.name: samples}
     other_files = {f"{name} ": file for name, file in other_models(path).items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedadc.config.settings import Config, parse_config
 from fedadc.config.yaml import parse_yaml
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DataError, FedadcError, kind_of_failure, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
 from fedadc.runs.environment import read_facts
@@ -48,7 +48,8 @@ def saved_model(run: RecordedRun, name: str | None = None) -> Path:
         else:
             others = ", ".join(other_models(run.path))
             reason = f"the other models of this run are: {others}" if others else "this run has no other models"
-        raise FedadcError(f"{run.path} has no {file.name}: {reason}.")
+        kind = DataError if name is None else FedadcError
+        raise kind(f"{run.path} has no {file.name}: {reason}.")
     round, last = model_origin(file)[1], run.records[-1]["round"]
     if round not in (last, 0):  # 0: the file was not saved by a run
         log.warning("%s was saved after round %d, but %s is at round %d", file, round, run.path, last)
@@ -132,8 +133,10 @@ def read_run(path: Path) -> RecordedRun:
         tree = parse_yaml((path / CONFIG).read_text(encoding="utf-8"), str(path / CONFIG))
         lines = (path / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise FedadcError(f"{path} cannot be read ({error}).") from error
-    require(isinstance(tree, dict), f"{path / CONFIG} is not a config.")
+        raise kind_of_failure(error)(f"{path} cannot be read ({error}).") from error
+    except FedadcError as error:  # not valid YAML
+        raise DataError(str(error)) from error
+    require(isinstance(tree, dict), f"{path / CONFIG} is not a config.", DataError)
     records: list[dict[str, Any]] = []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # incomplete: the process was killed while writing this line
@@ -141,24 +144,26 @@ def read_run(path: Path) -> RecordedRun:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise FedadcError(f"{path / METRICS}, line {number} is damaged ({error}).") from error
+            raise DataError(f"{path / METRICS}, line {number} is damaged ({error}).") from error
         require(
             isinstance(record, dict)
             and isinstance(record.get("round"), int)
             and isinstance(record.get("cohort", []), list)
             and all(isinstance(record.get(k, 0), int) for k in ("bytes_up", "bytes_down")),
             f"{path / METRICS}, line {number} is not the record of a round.",
+            DataError,
         )
         previous = records[-1]["round"] if records else 0
         require(
             record["round"] > previous,
             f"{path / METRICS}, line {number} is round {record['round']}, which must be greater than {previous}.",
+            DataError,
         )
         records.append(record)
     if not records:
         replaced = any(path.glob(f"{REPLACED}*"))
         hint = f"; the run that it replaces is in its subfolder {REPLACED}…" if replaced else ""
-        raise FedadcError(f"{path} has no finished round yet{hint}.")
+        raise DataError(f"{path} has no finished round yet{hint}.")
     return RecordedRun(path, tree, records)
 
 

@@ -13,7 +13,8 @@ import torch
 
 from fedadc.config.build import Plan, prepare
 from fedadc.config.settings import Config
-from fedadc.errors import CannotResume, require
+from fedadc.config.yaml import read_yaml
+from fedadc.errors import DataError, DiskError, FedadcError, RunDamaged, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
@@ -133,6 +134,12 @@ def config_file(path: Path) -> Path:
     """The config of the run in a directory, from which the run can be resumed."""
     require(path.is_dir(), f"there is no run directory {path}.")
     require((path / CONFIG).is_file(), f"{path} is not a run directory: it has no {CONFIG}.")
+    try:
+        read_yaml(path / CONFIG)
+    except DiskError:
+        raise
+    except FedadcError as error:  # a config that was good when the run was started
+        raise DataError(str(error)) from error
     return path / CONFIG
 
 
@@ -142,8 +149,8 @@ def _original_config(path: Path) -> Config | None:
         return None
     if not (path / CONFIG).is_file():
         require_empty(path, overwrite=True)  # reports a folder that is no run directory at all
-        raise CannotResume(f"{path} cannot be resumed: it has no {CONFIG}.")
-    return load_config(path / CONFIG)
+        raise RunDamaged(f"{path} cannot be resumed: it has no {CONFIG}.")
+    return load_config(config_file(path))
 
 
 def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:

@@ -14,7 +14,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DiskError, FedadcError, kind_of_failure, require
 from fedadc.fields.settings import Settings
 from fedadc.models.vectors import State, canonical
 from fedadc.system.files import checksum, to_safetensors, write_files
@@ -98,7 +98,7 @@ class Store:
         try:
             return canonical(load(path.read_bytes()))  # load_file would map it: the number of maps is limited
         except Exception as error:  # deleted, or a disk error
-            raise FedadcError(f"the client state {path} cannot be read back ({error}).") from error
+            raise kind_of_failure(error)(f"the client state {path} cannot be read back ({error}).") from error
 
     def checksum(self, handle: StateHandle, path: Path) -> str | None:
         """The checksum of a state that is saved under this path; None if it is not."""
@@ -125,7 +125,8 @@ class Store:
                 file.path.write_bytes(to_safetensors(state))
             except Exception as error:  # a full disk, a folder that is gone; safetensors has errors of its own
                 folder = self.storage.folder or tempfile.gettempdir()
-                raise FedadcError(f"a client state cannot be written to {folder} (storage.folder): {error}.") from error
+                kind = DiskError if isinstance(error, OSError) else FedadcError
+                raise kind(f"a client state cannot be written to {folder} (storage.folder): {error}.") from error
             self._set_file(serial, file)
             if serial not in self._memory:  # its last handle was deleted in the meantime
                 self._drop_file(serial)

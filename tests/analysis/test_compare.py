@@ -56,6 +56,17 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
+def test_runs_without_the_metric_are_named_and_left_out(write: Write, tmp_path: Path, caplog: Any) -> None:
+    good, blind = write([0.2, 0.6]), write([None, None], **FEDADC)
+    assert [row.value for row in summarize([blind, good])] == [summarize([good])[0].value]
+    assert caplog.messages == [f"{blind.path} is left out: it has no test_accuracy in any round"]
+    plot([blind, good], tmp_path / "both.png")
+    plot([good], tmp_path / "good.png")
+    assert (tmp_path / "both.png").read_bytes() == (tmp_path / "good.png").read_bytes()
+    with pytest.raises(FedadcError, match="has no test_accuracy in any round; it has"):
+        summarize([blind, blind])
+
+
 def seeds(seed: int) -> dict[str, Any]:
     return {"seed": seed, "data": {"seed": seed}, "model": {"seed": seed}}
 

@@ -117,7 +117,7 @@ def test_the_starter_config_has_the_specified_settings(call: Call, tmp_path: Pat
     config = load_config(tmp_path / "start.yaml")
     assert (config.rounds, config.data.clients, config.cohort.size, config.local.steps) == (60, 50, 10, 8)
     refused(call("init", "start.yaml"), "already exists")
-    refused(call("init", "no/such/folder/x.yaml"), "cannot write")
+    refused(call("init", "no/such/folder/x.yaml"), "cannot write", code=4)
 
 
 def test_a_run_writes_its_files_and_records(call: Call, tmp_path: Path) -> None:
@@ -236,13 +236,13 @@ def test_evaluate_with_more_metrics_and_other_data(call: Call, tmp_path: Path) -
     other = json.loads(fine(call("evaluate", "a", "--data", "more.npz", "--json")))
     assert other["more.npz"]["accuracy"] == found["accuracy"] and other["more.npz"]["loss"] == found["loss"]
     np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 7), dtype=np.uint8), y=np.arange(3))
-    refused(call("evaluate", "a", "--data", "wrong.npz"), "trained on [1, 8, 8]")
-    refused(call("evaluate", "a", "--data", "absent.npz"), "absent.npz")
+    refused(call("evaluate", "a", "--data", "wrong.npz"), "trained on [1, 8, 8]", code=5)
+    refused(call("evaluate", "a", "--data", "absent.npz"), "absent.npz", code=5)
     refused(call("evaluate", "a", "--metrics", "top6"), "error: metric 'top6' is unknown; did you mean 'top5'?")
     (tmp_path / "a/model.safetensors").write_bytes(b"nonsense")
-    refused(call("evaluate", "a"), "not a safetensors file")
+    refused(call("evaluate", "a"), "not a safetensors file", code=5)
     (tmp_path / "a/model.safetensors").unlink()
-    refused(call("evaluate", "a"), "has not finished")
+    refused(call("evaluate", "a"), "has not finished", code=5)
 
 
 def test_compare_groups_seeds_and_plots(call: Call, tmp_path: Path) -> None:
@@ -298,41 +298,41 @@ def test_list_shows_settings_with_their_defaults(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "fragment"),
+    ("words", "fragment", "code"),
     [
-        (["run", "absent.yaml"], "fedadc init"),
-        (["run", "."], "is a folder"),
-        (["run", "small.yaml", "local.lrr=1"], "did you mean 'lr'?"),
-        (["run", "small.yaml", "nonsense"], "key.sub=value"),
-        (["run", "small.yaml", "rounds=-1"], "rounds must be at least 1"),
-        (["run", "small.yaml", "cohort.size=11"], "only 10 clients"),
-        (["run", "small.yaml", "data.partition.labels_per_client=11"], "only 10 classes"),
-        (["run", "small.yaml", "data={name: npz, path: absent.npz}"], "absent.npz"),
-        (["run", "small.yaml", "data.name=cifar10", "--data-dir", "nowhere"], "fedadc data get cifar10"),
-        (["run", "small.yaml", "--seed", "-1"], "seed"),
-        (["run", "small.yaml", "--device", "tpu"], "--device"),
-        (["run", "small.yaml", "--device", "cuda:99"], "CUDA"),
-        (["run", "small.yaml", "--out", "small.yaml"], "is a file"),
-        (["run", "small.yaml", "--out", "small.yaml/x"], "cannot write"),
-        (["run", "small.yaml", "--out", "x" * 300], "x"),
-        (["run", "small.yaml", "local.steps=1000000000000000000000000000000"], "local.steps"),
-        (["evaluate", "absent"], "absent"),
-        (["compare", "absent"], "absent"),
-        (["data", "show", "absent.yaml"], "absent.yaml"),
-        (["data", "get", "mnits"], "did you mean 'mnist'?"),
-        (["data", "get", "digits"], "needs no download; it is part of the package"),
-        (["resume", "nowhere"], "there is no run directory nowhere"),
-        (["resume", "."], ". is not a run directory: it has no config.yaml"),
-        (["data", "get", "mnist", "--from", "absent", "--data-dir", "d"], "absent"),
+        (["run", "absent.yaml"], "fedadc init", 2),
+        (["run", "."], "is a folder", 2),
+        (["run", "small.yaml", "local.lrr=1"], "did you mean 'lr'?", 2),
+        (["run", "small.yaml", "nonsense"], "key.sub=value", 2),
+        (["run", "small.yaml", "rounds=-1"], "rounds must be at least 1", 2),
+        (["run", "small.yaml", "cohort.size=11"], "only 10 clients", 2),
+        (["run", "small.yaml", "data.partition.labels_per_client=11"], "only 10 classes", 2),
+        (["run", "small.yaml", "--seed", "-1"], "seed", 2),
+        (["run", "small.yaml", "--device", "tpu"], "--device", 2),
+        (["run", "small.yaml", "--device", "cuda:99"], "CUDA", 2),
+        (["run", "small.yaml", "--out", "small.yaml"], "is a file", 2),
+        (["run", "small.yaml", "--out", "x" * 300], "x", 2),
+        (["run", "small.yaml", "local.steps=1000000000000000000000000000000"], "local.steps", 2),
+        (["evaluate", "absent"], "absent", 2),
+        (["compare", "absent"], "absent", 2),
+        (["data", "show", "absent.yaml"], "absent.yaml", 2),
+        (["data", "get", "mnits"], "did you mean 'mnist'?", 2),
+        (["data", "get", "digits"], "needs no download; it is part of the package", 2),
+        (["resume", "nowhere"], "there is no run directory nowhere", 2),
+        (["resume", "."], ". is not a run directory: it has no config.yaml", 2),
+        (["data", "get", "mnist", "--from", "absent", "--data-dir", "d"], "absent", 2),
+        (["run", "small.yaml", "--out", "small.yaml/x"], "cannot write", 4),
+        (["run", "small.yaml", "data={name: npz, path: absent.npz}"], "absent.npz", 5),
+        (["run", "small.yaml", "data.name=cifar10", "--data-dir", "nowhere"], "fedadc data get cifar10", 5),
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else "",
 )
 def test_user_errors_are_one_sentence_and_write_no_files(
-    call: Call, tmp_path: Path, words: list[str], fragment: str
+    call: Call, tmp_path: Path, words: list[str], fragment: str, code: int
 ) -> None:
     if "cuda:99" in words and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    refused(call(*words), fragment)
+    refused(call(*words), fragment, code)
     assert [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
 
 
@@ -381,13 +381,13 @@ def test_a_read_only_folder_is_refused(call: Call, tmp_path: Path) -> None:
     locked.mkdir(mode=0o500)
     if os.access(locked, os.W_OK):
         pytest.skip("this user may write everywhere")
-    refused(call("run", "small.yaml", "--out", "locked/a"), "cannot write")
-    refused(call("run", "small.yaml", "--out", "locked"), "cannot write")
+    refused(call("run", "small.yaml", "--out", "locked/a"), "cannot write", code=4)
+    refused(call("run", "small.yaml", "--out", "locked"), "cannot write", code=4)
 
 
 def test_a_diverging_run_gives_advice_and_keeps_its_rounds(call: Call, tmp_path: Path) -> None:
     answer = call("run", "small.yaml", "rounds=50", "local.lr=10", "local.weight_decay=10", "--out", "a")
-    assert answer.code == 2 and answer.out == ""
+    assert answer.code == 3 and answer.out == ""
     last = answer.err.splitlines()[-1]
     assert last.startswith("error: ") and "local.lr" in last and "Traceback" not in answer.err
     kept = records(tmp_path / "a")
@@ -515,7 +515,7 @@ def test_evaluate_reads_a_table_with_the_columns_of_the_training_rows(call: Any,
 def test_the_old_run_is_restored_if_the_new_one_finishes_no_round(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "--out", "a"))
     before = contents(tmp_path / "a")
-    refused(call("run", "small.yaml", "local.lr=1e25", "--out", "a", "--overwrite"), "diverged")
+    refused(call("run", "small.yaml", "local.lr=1e25", "--out", "a", "--overwrite"), "diverged", code=3)
     assert contents(tmp_path / "a") == before
     fine(call("run", "small.yaml", "rounds=1", "--out", "a", "--overwrite"))
     assert len(records(tmp_path / "a")) == 1
@@ -561,22 +561,24 @@ def test_personalize_prints_a_table_that_fits_and_writes_a_folder_and_a_plot(cal
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "message", "code"),
     [
-        (["nowhere"], "there is no run directory nowhere"),
-        (["a"], "a/personal already exists"),
-        (["a", "--clients", "8-12", "--overwrite"], "there is no client 12"),
-        (["a", "--lr", "nan", "--overwrite"], "lr must be positive"),
-        (["a", "--data", "none.npz"], "there is no file none.npz"),
-        (["a", "b", "--out", "c"], "--out is for one run"),
-        (["a", "a"], "twice"),
-        (["unfinished"], "has no model.safetensors: the run has not finished"),
+        (["nowhere"], "there is no run directory nowhere", 2),
+        (["a"], "a/personal already exists", 2),
+        (["a", "--clients", "8-12", "--overwrite"], "there is no client 12", 2),
+        (["a", "--lr", "nan", "--overwrite"], "lr must be positive", 2),
+        (["a", "--data", "none.npz"], "there is no file none.npz", 5),
+        (["a", "b", "--out", "c"], "--out is for one run", 2),
+        (["a", "a"], "twice", 2),
+        (["unfinished"], "has no model.safetensors: the run has not finished", 5),
     ],
 )
-def test_personalize_refuses_in_one_sentence(call: Call, personal: Path, words: list[str], message: str) -> None:
+def test_personalize_refuses_in_one_sentence(
+    call: Call, personal: Path, words: list[str], message: str, code: int
+) -> None:
     before = contents(personal)
     answer = call("personalize", *words)
-    assert answer.code == 2 and message in answer.err and answer.err.count("\n") == 1
+    assert answer.code == code and message in answer.err and answer.err.count("\n") == 1
     assert contents(personal) == before
 
 

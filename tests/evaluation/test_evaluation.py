@@ -254,7 +254,7 @@ def test_both_models_are_saved_and_evaluated_again(call: Call, tmp_path: Path, j
     }
     assert f"{other} test" in fine(call("evaluate", "a"))
     (tmp_path / f"a/model-{other}.safetensors").write_bytes(b"nonsense")
-    refused(call("evaluate", "a"), f"model-{other}.safetensors is not a safetensors file")
+    refused(call("evaluate", "a"), f"model-{other}.safetensors is not a safetensors file", code=5)
 
 
 @pytest.mark.parametrize("cohort", [2, None])
@@ -283,7 +283,7 @@ def test_clients_alone_leave_no_model_and_evaluate_says_why(call: Call, tmp_path
     result = run({**SMALL, "method": "local_only"}, out=tmp_path / "a")
     assert {p.name for p in (tmp_path / "a").iterdir()} == FILES - {"model.safetensors"}
     assert all(r["bytes_up"] == r["bytes_down"] == 0 for r in records(tmp_path / "a"))
-    assert "local_only" in refused(call("evaluate", "a"), "its method has no global model")
+    assert "local_only" in refused(call("evaluate", "a"), "its method has no global model", code=5)
     with pytest.raises(FedadcError, match="LocalOnly has no global model"):
         _ = result.state_dict
     assert [row["bytes_up"] for row in json.loads(fine(call("compare", "a", "--json")))] == [0]

@@ -22,7 +22,7 @@ from conftest import small_federation
 from fedadc.analysis.experiment import _finished
 from fedadc.config.build import prepare
 from fedadc.errors import CannotResume, FedadcError
-from fedadc.runs.directory import RunDirectory
+from fedadc.runs.directory import MetricsFile, RunDirectory, metrics_prefix
 from fedadc.runs.evaluate import evaluate_run
 from fedadc.runs.runner import execute
 from fedadc.system.files import folder_lock
@@ -39,6 +39,24 @@ def stopping_after(round: int) -> Any:
             raise Stopped(15)
 
     return watch
+
+
+def test_the_last_line_of_the_metrics_can_be_replaced(tmp_path: Path) -> None:
+    """Also after the file was opened again; its checksum is that of the lines in it."""
+    path, size = tmp_path / "metrics.jsonl", 0
+    for begun in (0, 1, 2):  # lines when it is opened
+        metrics = MetricsFile(path, size)
+        assert [r["round"] for r in metrics.records] == list(range(1, begun + 1))
+        metrics.append({"round": begun + 1, "note": "a longer line, which is replaced by a shorter one"})
+        metrics.replace_last({"round": begun + 1})
+        assert metrics.flush() == metrics_prefix(path, path.stat().st_size)
+        metrics.close()
+        reopened = MetricsFile(path, path.stat().st_size)
+        reopened.replace_last({"round": begun + 1, "é": begun})
+        size = reopened.flush().bytes
+        assert reopened.flush() == metrics_prefix(path, path.stat().st_size) and size == path.stat().st_size
+        assert [json.loads(line) for line in path.read_text().splitlines()] == reopened.records
+        reopened.close()
 
 
 # --- replacing a run -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DataError, require
 
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
 
@@ -33,7 +33,9 @@ def from_arrays(
     """
     inputs, labels = _inputs(x, name, "training"), _labels(y, name)
     classes, codes = np.unique(labels, return_inverse=True)
-    require(len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.")
+    require(
+        len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.", DataError
+    )
     if owners is not None:
         owners = checked_owners(owners, len(labels), name)
     if normalization is None:
@@ -58,7 +60,7 @@ def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
     unknown = [str(v) for v in values if str(v) not in code]
     if unknown:
         labels_of_training = ", ".join(list(code)[:10]) + (", ..." if len(code) > 10 else "")
-        raise FedadcError(
+        raise DataError(
             f"data {name}: the label {unknown[0]} does not occur in training, whose labels are {labels_of_training}."
         )
     codes = np.array([code[str(v)] for v in values], dtype=np.int64)[position.reshape(-1)]
@@ -81,7 +83,11 @@ def from_clients(
     )
     x, y, owners = _joined(clients, name, "")
     empty = np.bincount(owners, minlength=len(clients)) == 0
-    require(not empty.any(), f"client {int(empty.argmax())} has 0 inputs and 0 labels; it needs at least one sample.")
+    require(
+        not empty.any(),
+        f"client {int(empty.argmax())} has 0 inputs and 0 labels; it needs at least one sample.",
+        DataError,
+    )
     test_owners = None
     if tests is not None:
         counts = f"{len(tests)} test pairs for {len(clients)} clients"
@@ -97,12 +103,15 @@ def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array,
     labels = [_labels(y, name) for _, y in pairs]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
         require(
-            len(x) == len(y), f"client {k} has {len(x)} {part}inputs and {len(y)} labels; it needs one label per input."
+            len(x) == len(y),
+            f"client {k} has {len(x)} {part}inputs and {len(y)} labels; it needs one label per input.",
+            DataError,
         )
         require(
             x.shape[1:] == inputs[0].shape[1:] and x.dtype == inputs[0].dtype,
             f"client {k}'s {part}inputs are {list(x.shape[1:])} {x.dtype}, but client 0's are "
             f"{list(inputs[0].shape[1:])} {inputs[0].dtype}; all clients need the same shape and type.",
+            DataError,
         )
     return torch.cat(inputs), np.concatenate(labels), np.repeat(np.arange(len(pairs)), [len(y) for y in labels])
 
@@ -112,14 +121,12 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
 
     def stacked(dataset: Any) -> Pair:
         items = [dataset[i] for i in range(len(dataset))]
-        require(bool(items), f"data {name}: the Dataset is empty.")
+        require(bool(items), f"data {name}: the Dataset is empty.", DataError)
         try:
             x = torch.stack([torch.as_tensor(np.asarray(item[0])) for item in items])
             y = [item[1].item() if isinstance(item[1], Tensor) else item[1] for item in items]
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
-            raise FedadcError(
-                f"data {name}: items must be (input, label) with inputs of one shape ({error})."
-            ) from error
+            raise DataError(f"data {name}: items must be (input, label) with inputs of one shape ({error}).") from error
         return x, y
 
     x, y = stacked(train)
@@ -130,13 +137,16 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
     try:
         tensor = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
-        raise FedadcError(f"data {name}: {which} inputs must be numbers of one shape ({error}).") from error
-    require(tensor.ndim >= 2, f"data {name}: {which} inputs need a sample dimension and at least one more.")
-    require(not tensor.is_complex(), f"data {name}: {which} inputs are complex numbers; real numbers are needed.")
+        raise DataError(f"data {name}: {which} inputs must be numbers of one shape ({error}).") from error
+    require(tensor.ndim >= 2, f"data {name}: {which} inputs need a sample dimension and at least one more.", DataError)
+    require(
+        not tensor.is_complex(), f"data {name}: {which} inputs are complex numbers; real numbers are needed.", DataError
+    )
     require(
         tensor.ndim != 4 or tensor.shape[3] not in (1, 3) or tensor.shape[1] <= 4,
         f"data {name}: {which} images seem to be [height, width, channels] ({list(tensor.shape[1:])}); pass them as "
         "[channels, height, width].",
+        DataError,
     )
     if tensor.dtype != torch.uint8 and tensor.dtype != torch.float64:
         tensor = tensor.to(torch.float32)
@@ -145,7 +155,7 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
         if len(invalid):
             sample = int(invalid[0, 0])
             position = torch.nonzero(~torch.isfinite(tensor[sample]))[0].tolist()
-            raise FedadcError(f"data {name}: {which} sample {sample} has a NaN or an infinity at {position}.")
+            raise DataError(f"data {name}: {which} sample {sample} has a NaN or an infinity at {position}.")
     return tensor.contiguous()
 
 
@@ -155,15 +165,20 @@ def _labels(y: Any, name: str) -> Array:
         if labels.dtype.kind == "O" and all(isinstance(v, str) for v in labels.flat):
             labels = labels.astype(str)  # pandas stores strings as objects
     except (TypeError, ValueError) as error:
-        raise FedadcError(f"data {name}: labels must be integers or strings ({error}).") from error
-    require(labels.ndim == 1, f"data {name}: labels must have one dimension, not {labels.ndim}.")
+        raise DataError(f"data {name}: labels must be integers or strings ({error}).") from error
+    require(labels.ndim == 1, f"data {name}: labels must have one dimension, not {labels.ndim}.", DataError)
     require(
         labels.dtype.kind in "iubU",
         f"data {name}: labels must be integers or strings, not {labels.dtype}.",
+        DataError,
     )
     if labels.dtype == np.uint64:
         large = labels > np.iinfo(np.int64).max
-        require(not large.any(), f"data {name}: the label of sample {int(large.argmax())} is larger than 2^63 - 1.")
+        require(
+            not large.any(),
+            f"data {name}: the label of sample {int(large.argmax())} is larger than 2^63 - 1.",
+            DataError,
+        )
     return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
 
 
@@ -174,11 +189,13 @@ def checked_owners(owners: Any, samples: int, name: str) -> Array:
         if ids.dtype.kind == "O" and all(isinstance(v, str) for v in ids.flat):
             ids = ids.astype(str)  # pandas stores strings as objects
     except (TypeError, ValueError) as error:
-        raise FedadcError(f"data {name}: client ids must be numbers or strings ({error}).") from error
-    require(ids.shape == (samples,), f"data {name}: {ids.size} client ids do not match {samples} labels.")
-    require(ids.dtype.kind in "iubfUS", f"data {name}: client ids must be numbers or strings, not {ids.dtype}.")
+        raise DataError(f"data {name}: client ids must be numbers or strings ({error}).") from error
+    require(ids.shape == (samples,), f"data {name}: {ids.size} client ids do not match {samples} labels.", DataError)
+    require(
+        ids.dtype.kind in "iubfUS", f"data {name}: client ids must be numbers or strings, not {ids.dtype}.", DataError
+    )
     missing = ids != ids  # NaN is the only value that differs from itself
-    require(not missing.any(), f"data {name}: the client id of sample {int(missing.argmax())} is missing.")
+    require(not missing.any(), f"data {name}: the client id of sample {int(missing.argmax())} is missing.", DataError)
     return ids
 
 

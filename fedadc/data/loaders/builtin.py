@@ -18,7 +18,7 @@ import torch
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.data.loaders.download import SOURCES, check_md5, find, locate
 from fedadc.data.loaders.limits import require_proportionate
-from fedadc.errors import FedadcError, one_line, require, require_file
+from fedadc.errors import DataError, kind_of_failure, one_line, require, require_file
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION_CLASSES = (
@@ -64,7 +64,9 @@ def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], consta
     folder = find(name, data_dir)
     arrays = [read_idx(path) for file in SOURCES[name].files if (path := locate(folder, file))]
     for images, labels in (arrays[:2], arrays[2:]):
-        require(images.ndim == 3 and labels.ndim == 1, f"{folder}: images must have 3 dimensions and labels 1.")
+        require(
+            images.ndim == 3 and labels.ndim == 1, f"{folder}: images must have 3 dimensions and labels 1.", DataError
+        )
     parts = [_samples(images[:, None], labels) for images, labels in (arrays[:2], arrays[2:])]
     return Dataset(name, parts[0], classes, test=parts[1], normalization=constants)
 
@@ -85,9 +87,9 @@ def read_idx(path: Path) -> Array:
             limit = size if zipped else min(size, stored)
             body = bytearray(stream.read(limit + 1))  # a bytearray, because torch warns about read-only memory
     except (OSError, EOFError, zlib.error) as error:
-        raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
+        raise kind_of_failure(error)(f"{path} cannot be read ({one_line(error)}).") from error
     found = "more" if len(body) > size else len(body)
-    require(len(body) == size, f"{path} should contain {declared} after its header, but contains {found}.")
+    require(len(body) == size, f"{path} should contain {declared} after its header, but contains {found}.", DataError)
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
@@ -95,11 +97,12 @@ def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
     require(
         head[:3] == b"\x00\x00\x08" and len(head) > 3 and 1 <= head[3] <= 4,
         f"{path} is not an IDX file of unsigned bytes.",
+        DataError,
     )
     end = 4 + 4 * head[3]
-    require(len(head) >= end, f"{path} ends inside its header.")
+    require(len(head) >= end, f"{path} ends inside its header.", DataError)
     shape = tuple(int(n) for n in np.frombuffer(head[4:end], dtype=">u4"))
-    require(0 not in shape, f"{path} is empty: its header declares {' × '.join(map(str, shape))} bytes.")
+    require(0 not in shape, f"{path} is empty: its header declares {' × '.join(map(str, shape))} bytes.", DataError)
     return shape
 
 
@@ -132,11 +135,12 @@ def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array
     require(
         size > 0 and size % record == 0,
         f"{path} is not a CIFAR binary file: its size, {size} bytes, is not a multiple of {record}-byte records.",
+        DataError,
     )
     raw = np.fromfile(path, dtype=np.uint8, count=size).reshape(-1, record)
     labels = raw[:, label_bytes - 1]
     invalid = np.flatnonzero(labels >= classes)
     if len(invalid):
         position = int(invalid[0])
-        raise FedadcError(f"{path}, record {position}: the label {labels[position]} is outside 0..{classes - 1}.")
+        raise DataError(f"{path}, record {position}: the label {labels[position]} is outside 0..{classes - 1}.")
     return raw[:, label_bytes:].reshape(-1, 3, 32, 32), labels

@@ -26,7 +26,7 @@ from fedadc.data.loaders.arrays import from_arrays
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
 from fedadc.data.summaries import Fields, TableSummary, merge, summaries
-from fedadc.errors import FedadcError, one_line, require, require_file, unknown
+from fedadc.errors import DataError, kind_of_failure, one_line, require, require_file, unknown
 
 MAX_COLUMNS = 100_000
 NOTHING = HeldOut()
@@ -54,7 +54,7 @@ class Table:
             return None
         owners = np.array(_stripped(self.values[self.client], self.path, "client"))
         missing = owners == ""
-        require(not missing.any(), f"{self.path}, row {int(missing.argmax()) + 2}: the client is missing.")
+        require(not missing.any(), f"{self.path}, row {int(missing.argmax()) + 2}: the client is missing.", DataError)
         return owners
 
     @cached_property
@@ -169,7 +169,7 @@ def csv_like(path: Path, like: Dataset) -> Dataset:
     values = _read(path)
     used = tuple(column.name for column in encoding.columns)
     missing = [name for name in (encoding.label, *used) if name not in values]
-    require(not missing, f"{path} lacks the column {', '.join(missing)}.")
+    require(not missing, f"{path} lacks the column {', '.join(missing)}.", DataError)
     table = Table(path, values, encoding.label, encoding.client, used)
     samples = table.samples(encoding)
     return Dataset(path.name, samples, like.classes, None, None, like.normalization, table.owners, encoding=encoding)
@@ -182,7 +182,7 @@ def read_table(
     values = _read(path)
     for name in filter(None, [label, client, *(drop or []), *(scale or {})]):
         if name not in values and len(values) == 1:
-            raise FedadcError(f"{path} has only one column, {[*values]}; separate columns by commas.")
+            raise DataError(f"{path} has only one column, {[*values]}; separate columns by commas.")
         if name not in values:
             raise unknown(f"{path}: column", name, values)
     used = tuple(name for name in values if name not in {label, client, *(drop or [])})
@@ -212,21 +212,27 @@ def _read(path: Path) -> dict[str, list[str]]:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             rows = (row for row in csv.reader(_lines(stream, path), strict=True) if row)
             header = [name.strip() for name in next(rows, [])]
-            require(len(header) <= MAX_COLUMNS, f"{path} has {len(header)} columns; at most {MAX_COLUMNS} are allowed.")
+            require(
+                len(header) <= MAX_COLUMNS,
+                f"{path} has {len(header)} columns; at most {MAX_COLUMNS} are allowed.",
+                DataError,
+            )
             columns: dict[str, list[str]] = {name: [] for name in header}
             duplicates = [name for name, count in Counter(header).items() if count > 1]
-            require(not duplicates, f"{path}: two columns have the same name, {reprlib.repr(duplicates[:1])}.")
+            require(
+                not duplicates, f"{path}: two columns have the same name, {reprlib.repr(duplicates[:1])}.", DataError
+            )
             _fill([*columns.values()], rows, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedadcError(f"{path} is not a CSV file in UTF-8 ({one_line(error)}).") from error
-    require(bool(header) and bool(columns[header[0]]), f"{path} needs a header and at least one row.")
+        raise kind_of_failure(error)(f"{path} is not a CSV file in UTF-8 ({one_line(error)}).") from error
+    require(bool(header) and bool(columns[header[0]]), f"{path} needs a header and at least one row.", DataError)
     return columns
 
 
 def _lines(stream: Iterable[str], path: Path) -> Iterator[str]:
     for number, line in enumerate(stream, start=1):
         if "\0" in line:
-            raise FedadcError(f"{path}, line {number} contains a NUL byte; a CSV file must be UTF-8 text.")
+            raise DataError(f"{path}, line {number} contains a NUL byte; a CSV file must be UTF-8 text.")
         yield line
 
 
@@ -235,7 +241,7 @@ def _fill(columns: list[list[str]], rows: Iterable[list[str]], path: Path) -> No
     interned: dict[str, str] = {}
     for number, row in enumerate(rows, start=2):
         if len(row) != len(columns):
-            raise FedadcError(f"{path}, row {number} has {len(row)} fields, but the header has {len(columns)}.")
+            raise DataError(f"{path}, row {number} has {len(row)} fields, but the header has {len(columns)}.")
         for column, value in zip(columns, row, strict=True):
             column.append(interned.setdefault(value, value))
         if len(interned) > INTERNED:  # most fields differ, so that interning saves no memory

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from fedadc.errors import FedadcError, require, unknown
+from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, require, unknown
+from fedadc.system.files import PARTIAL
 
 Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in total (0: unknown)
 BLOCK = 1 << 20  # bytes read at once
@@ -88,7 +89,7 @@ def find(name: str, data_dir: str | Path | None) -> Path:
             if all(locate(root / folder, file) for file in source.files):
                 return root / folder
     expected = roots[0] / source.folder
-    raise FedadcError(
+    raise DataError(
         f"data {name} is not on this machine: put {', '.join(source.files)} into {expected}, or run "
         f"`fedadc data get {name}` with a network connection (searched {', '.join(map(str, roots))})."
     )
@@ -112,9 +113,11 @@ def md5_of(path: Path) -> str:
 
 def check_md5(path: Path, md5: str) -> None:
     size = path.stat().st_size
-    require(size <= MAX_FILE, f"{path} is not the official file: it has {size} bytes, more than any official file.")
-    found, final_path = md5_of(path), path.with_name(path.name.removesuffix(".part"))
-    require(found == md5, f"{final_path} is damaged or not the official file: its md5 is {found}, not {md5}.")
+    too_large = f"{path} is not the official file: it has {size} bytes, more than any official file."
+    require(size <= MAX_FILE, too_large, DataError)
+    found, final_path = md5_of(path), path.with_name(path.name.removesuffix(PARTIAL))
+    wrong = f"{final_path} is damaged or not the official file: its md5 is {found}, not {md5}."
+    require(found == md5, wrong, DataError)
 
 
 def get(name: str, data_dir: str | Path | None, origin: str | None = None, progress: Progress | None = None) -> Path:
@@ -128,7 +131,7 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedadcError(f"cannot write to {target} ({error.strerror or error}).") from error
+        raise DiskError(f"cannot write to {target} ({error.strerror or error}).") from error
     try:
         if source.archive:
             file, md5 = source.archive
@@ -143,7 +146,7 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
                     _fetch(_address(origin or source.address, file), target / file, md5, progress)
     except (OSError, EOFError, tarfile.TarError, zlib.error, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise FedadcError(
+        raise kind_of_failure(reason)(
             f"data {name} could not be downloaded ({reason}): put {', '.join(source.files)} into {target} yourself, or "
             f"pass --from a folder, an archive or another URL that has {(source.archive or ('them',))[0]}."
         ) from error
@@ -175,7 +178,7 @@ def _address(origin: str, file: str) -> str:
 
 def _fetch(address: str, target: Path, md5: str, progress: Progress | None) -> Path:
     """Download and verify under a temporary name, so that `target` never holds an incomplete file."""
-    partial = target.with_name(target.name + ".part")
+    partial = target.with_name(target.name + PARTIAL)
     try:
         with urllib.request.urlopen(address, timeout=30) as answer, partial.open("wb") as out:
             _copy(answer, out, int(answer.headers.get("Content-Length") or 0), target.name, progress)
@@ -193,7 +196,9 @@ def _copy(source: IO[bytes] | Any, out: IO[bytes], size: int, what: str, progres
     while block := source.read(BLOCK):
         done += len(block)
         require(
-            done <= MAX_FILE, f"{what} is too large: it has more than {MAX_FILE} bytes, the limit for official files."
+            done <= MAX_FILE,
+            f"{what} is too large: it has more than {MAX_FILE} bytes, the limit for official files.",
+            DataError,
         )
         out.write(block)
         if progress:
@@ -205,13 +210,14 @@ def _unpack(archive: Path, files: dict[str, str], temporary: Path, target: Path)
     missing = dict(files)
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
-            require(member.size <= MAX_FILE, f"{archive.name}: {member.name} is too large, {member.size} bytes.")
+            too_large = f"{archive.name}: {member.name} is too large, {member.size} bytes."
+            require(member.size <= MAX_FILE, too_large, DataError)
             file = Path(member.name).name
             if file in missing and member.isfile() and (content := tar.extractfile(member)) is not None:
                 with (temporary / file).open("wb") as out:
                     _copy(content, out, member.size, file, None)
                 check_md5(temporary / file, missing.pop(file))
-    require(not missing, f"{archive.name} lacks {', '.join(missing)}.")
+    require(not missing, f"{archive.name} lacks {', '.join(missing)}.", DataError)
     for file in files:
         (temporary / file).replace(target / file)
 

@@ -16,7 +16,7 @@ from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.arrays import from_arrays
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.split import HeldOut
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +27,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # not EPS, for w
 
 def image_folder(path: Path, test: Path | None = None, size: int | None = None) -> Dataset:
     """your own images: one folder per class, or train/ and test/ with one folder per class each"""
-    require(path.is_dir(), f"path: there is no folder {path}.")
+    require(path.is_dir(), f"path: there is no folder {path}.", DataError)
     name = path.name
     if test is None and (path / "test").is_dir() and (path / "train").is_dir():
         path, test = path / "train", path / "test"
@@ -63,12 +63,12 @@ def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Arra
     """uint8 images [n, channels, height, width] and their folder names; `pixels`: the width and height to scale to."""
     from PIL.Image import DecompressionBombWarning
 
-    require(path.is_dir(), f"data: there is no folder {path}.")
+    require(path.is_dir(), f"data: there is no folder {path}.", DataError)
     try:
         files = _files(path)
         sizes = [_size(file) for file, _ in files]
     except OSError as error:
-        raise FedadcError(f"{path} cannot be read ({one_line(error)}).") from error
+        raise kind_of_failure(error)(f"{path} cannot be read ({one_line(error)}).") from error
     with warnings.catch_warnings():
         warnings.simplefilter("error", DecompressionBombWarning)  # Pillow's own limit, 89 million pixels
         images = _read_all(path, files, sizes, pixels)
@@ -87,7 +87,9 @@ def _read_all(
             if not images:
                 width, height = pixels or image.size
                 what = f"{path}: {len(files)} images of {width}×{height} pixels"
-                require_proportionate(3 * width * height * len(files), sum(sizes), what, "set a smaller size")
+                kind = DataError if pixels is None else FedadcError
+                size_in_memory = 3 * width * height * len(files)
+                require_proportionate(size_in_memory, sum(sizes), what, "set a smaller size", kind)
             images.append(_decoded(image, file, pixels))
         require(
             images[-1].shape[:2] == images[0].shape[:2],
@@ -103,16 +105,16 @@ def _files(path: Path) -> list[tuple[Path, str]]:
     found = []
     for group in groups:
         inside = [(file, group.name) for file in sorted(group.iterdir()) if file.suffix.lower() in ENDINGS]
-        require(bool(inside), f"{group} contains no images; add images or remove the folder.")
+        require(bool(inside), f"{group} contains no images; add images or remove the folder.", DataError)
         found += inside
-    require(bool(found), f"{path} contains no images; it needs one folder of image files per class.")
+    require(bool(found), f"{path} contains no images; it needs one folder of image files per class.", DataError)
     return found
 
 
 def _size(file: Path) -> int:
     """The size of a regular file in bytes. Anything else is refused: reading a pipe could block forever."""
     status = file.stat()
-    require(stat.S_ISREG(status.st_mode), f"{file} is not a file.")
+    require(stat.S_ISREG(status.st_mode), f"{file} is not a file.", DataError)
     return status.st_size
 
 
@@ -131,15 +133,15 @@ def _opened(file: Path, size: int) -> Iterator[Image]:
     except FedadcError:
         raise
     except Exception as error:  # for a broken header, Pillow's readers may raise any exception
-        raise FedadcError(f"{file} is not a readable image ({one_line(error)}).") from error
+        raise kind_of_failure(error)(f"{file} is not a readable image ({one_line(error)}).") from error
 
 
 def _decoded(image: Image, file: Path, pixels: tuple[int, int] | None) -> Array:
     from PIL import Image
 
-    require(image.mode not in ("I", "F"), f"{file} has 32 bits per pixel; only 8 and 16 are supported.")
+    require(image.mode not in ("I", "F"), f"{file} has 32 bits per pixel; only 8 and 16 are supported.", DataError)
     several = getattr(image, "is_animated", False) and image.format != "MPO"  # MPO: a photograph and its thumbnail
-    require(not several, f"{file} contains several images; save only the one to train on.")
+    require(not several, f"{file} contains several images; save only the one to train on.", DataError)
     if image.mode.startswith("I;16"):  # Pillow's own conversion would clip values at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     else:

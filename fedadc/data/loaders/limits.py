@@ -5,17 +5,19 @@ The size that a file declares for itself is checked before memory is allocated f
 
 from __future__ import annotations
 
-from fedadc.errors import FedadcError
+from fedadc.errors import DataError, FedadcError
 
 ALWAYS_ALLOWED = 64 << 20  # bytes that any machine can spare
 MAX_RATIO = 100  # real images and tables compress 2 to 50 times; a deflate bomb reaches 1,032
 
 
-def require_proportionate(declared: int, stored: int, what: str, remedy: str) -> None:
+def require_proportionate(
+    declared: int, stored: int, what: str, remedy: str, kind: type[FedadcError] = DataError
+) -> None:
     """Refuse a file whose declared size in memory is out of proportion to its size on disk."""
     if declared > max(ALWAYS_ALLOWED, MAX_RATIO * stored):
         in_memory, on_disk = _readable(declared), _readable(stored)
-        raise FedadcError(f"{what} would take {in_memory} of memory, out of proportion to {on_disk} on disk; {remedy}.")
+        raise kind(f"{what} would take {in_memory} of memory, out of proportion to {on_disk} on disk; {remedy}.")
 
 
 def _readable(size: int) -> str:

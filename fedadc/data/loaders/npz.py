@@ -16,7 +16,7 @@ from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.arrays import Pair, checked_owners, from_arrays, samples_like
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.split import HeldOut
-from fedadc.errors import FedadcError, one_line, require, require_file
+from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require, require_file
 
 MAX_ARRAYS = 1000  # a data set needs fewer than ten
 MAX_HEADER = 4096  # characters; the header of a plain array has about a hundred
@@ -74,7 +74,7 @@ def pair_in(arrays: dict[str, Array], path: Path, endings: tuple[str, ...]) -> P
         if f"x{ending}" in arrays and f"y{ending}" in arrays:
             return arrays[f"x{ending}"], arrays[f"y{ending}"]
     wanted = " or ".join(f"x{e} and y{e}" for e in endings)
-    raise FedadcError(f"{path} needs arrays {wanted}; it has {', '.join(list(arrays)[:10]) or 'none'}.")
+    raise DataError(f"{path} needs arrays {wanted}; it has {', '.join(list(arrays)[:10]) or 'none'}.")
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -83,17 +83,19 @@ def read_npz(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as stream:
             single = stream.read(6) == b"\x93NUMPY"
-        require(not single, f"{path} is a single array; an .npz file with x and y is needed.")
+        require(not single, f"{path} is a single array; an .npz file with x and y is needed.", DataError)
         with zipfile.ZipFile(path) as archive:
             members = _members(path, archive)
             return {name: _read(path, archive, name, member) for name, member in members.items()}
     except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise FedadcError(f"{path} is damaged or not an .npz file ({one_line(error)}).") from error
+        raise kind_of_failure(error)(f"{path} is damaged or not an .npz file ({one_line(error)}).") from error
 
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     listed = archive.infolist()
-    require(len(listed) <= MAX_ARRAYS, f"{path} contains {len(listed)} arrays; at most {MAX_ARRAYS} are allowed.")
+    require(
+        len(listed) <= MAX_ARRAYS, f"{path} contains {len(listed)} arrays; at most {MAX_ARRAYS} are allowed.", DataError
+    )
     require_proportionate(
         sum(member.file_size for member in listed),
         path.stat().st_size,
@@ -103,11 +105,12 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     members: dict[str, zipfile.ZipInfo] = {}
     for member in listed:
         name = member.filename.removesuffix(".npy")
-        require(name not in members, f"{path} contains the array {reprlib.repr(name)} twice.")
+        require(name not in members, f"{path} contains the array {reprlib.repr(name)} twice.", DataError)
         require(  # only these two methods can be decompressed with a size limit
             member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED),
             f"{path}: array {reprlib.repr(name)} is compressed by a method that NumPy does not use; "
             "save it with np.savez.",
+            DataError,
         )
         members[name] = member
     return members
@@ -118,15 +121,17 @@ def _read(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipIn
     with archive.open(member) as stream:
         shape, dtype = _header(stream, where)
         start = stream.tell()
-    require(not dtype.hasobject, f"{where}: pickled objects are refused; save plain numbers or strings.")
+    require(not dtype.hasobject, f"{where}: pickled objects are refused; save plain numbers or strings.", DataError)
     require(
         dtype.kind != "V" and dtype.itemsize > 0,
         f"{where} has the type {reprlib.repr(str(dtype))}; only plain numbers and strings are supported.",
+        DataError,
     )
     size = math.prod(shape) * dtype.itemsize
     require(
         min(shape, default=0) >= 0 and start + size == member.file_size,
         f"{where} is {reprlib.repr(list(shape))} {dtype} in its header, but has {member.file_size - start} bytes.",
+        DataError,
     )
     with archive.open(member) as stream:
         array: Array = np.lib.format.read_array(stream, allow_pickle=False)
@@ -139,7 +144,9 @@ def _header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype]:
     try:
         version = np.lib.format.read_magic(stream)
         require(
-            version in readers, f"{where} has .npy version {version[0]}.{version[1]}; only 1.0 and 2.0 are supported."
+            version in readers,
+            f"{where} has .npy version {version[0]}.{version[1]}; only 1.0 and 2.0 are supported.",
+            DataError,
         )
         shape, _, dtype = readers[version](stream, max_header_size=MAX_HEADER)
     except FedadcError:
@@ -147,5 +154,5 @@ def _header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype]:
     except (zipfile.BadZipFile, zlib.error):
         raise
     except Exception as error:  # NumPy evaluates the header as a Python literal, which may raise any exception
-        raise FedadcError(f"{where} has no valid header ({one_line(error)[:80]}).") from error
+        raise DataError(f"{where} has no valid header ({one_line(error)[:80]}).") from error
     return shape, dtype

@@ -11,7 +11,7 @@ from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.csv import csv_like
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
-from fedadc.errors import require
+from fedadc.errors import DataError, require
 
 
 def read_samples(path: Path, like: Dataset) -> Samples:
@@ -23,6 +23,7 @@ def read_samples(path: Path, like: Dataset) -> Samples:
         require(
             len(like.input_shape) == 3,
             f"{path} contains images, but the model was trained on inputs of shape {list(like.input_shape)}.",
+            DataError,
         )
         channels, height, width = like.input_shape
         x, y = read_images(path, (width, height))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from fedadc.data.loaders.images import image_folder
 from fedadc.data.loaders.npz import npz
 from fedadc.data.loaders.samples import read_samples
 from fedadc.data.split import HeldOut
-from fedadc.errors import FedadcError
+from fedadc.errors import DataError, FedadcError
 
 X = np.random.default_rng(0).normal(size=(6, 3))
 Y = np.array([0, 1, 2, 0, 1, 2])
 
 
-def refused(call: Callable[[], object], *words: str) -> None:
-    """Assert that the call raises a FedadcError whose message contains these words."""
+def refused(call: Callable[[], object], *words: str, kind: type[FedadcError] = DataError) -> None:
+    """Assert that the call raises this error with a message that contains these words."""
     with pytest.raises(FedadcError) as error:
         call()
+    assert error.type is kind
     message = str(error.value)
     assert all(word in message for word in words), message
 
@@ -183,7 +185,7 @@ def test_a_client_that_does_not_fit_is_named(second: tuple, words: list[str]) ->
 
 
 def test_no_client_is_refused() -> None:
-    refused(lambda: from_clients([]), "at least one client")
+    refused(lambda: from_clients([]), "at least one client", kind=FedadcError)
 
 
 # torch Datasets
@@ -396,10 +398,10 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_different_sizes_are_refused_with_the_file_or_scaled(tmp_path: Path) -> None:
     pictures(tmp_path)
     odd = image(tmp_path / "dog" / "wide.png", size=(7, 5), value=99)
-    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "set size")
+    refused(lambda: image_folder(tmp_path), str(odd), "7×5 pixels", "4×4", "size", kind=FedadcError)
     data = image_folder(tmp_path, size=6)
     assert data.input_shape == (1, 6, 6) and (data.train.x[-1] == 99).all()
-    refused(lambda: image_folder(tmp_path, size=0), "size must be at least 1")
+    refused(lambda: image_folder(tmp_path, size=0), "size must be at least 1", kind=FedadcError)
 
 
 @pytest.mark.parametrize("damage", ["text", "cut", "empty"])
@@ -518,7 +520,17 @@ def test_a_test_sample_may_name_its_client(tmp_path: Path) -> None:
     ],
 )
 def test_test_owners_that_do_not_fit_are_refused(make: Any, words: str) -> None:
-    refused(lambda: make(np.ones((4, 2)), np.arange(4) % 2), words)
+    kind = FedadcError if "pair" in words else DataError  # wrong arguments, or data that does not fit
+    refused(lambda: make(np.ones((4, 2)), np.arange(4) % 2), words, kind=kind)
+
+
+def test_a_data_set_checks_the_owners_of_every_split() -> None:
+    data = from_arrays(X, Y, (X, Y), owners=range(6), test_owners=range(6))
+    assert replace(data, validation=data.train, validation_owners=np.arange(6)).validation_owners is not None
+    refused(lambda: replace(data, owners=np.arange(5)), "owners must hold one client id per train sample", "5 for 6")
+    refused(lambda: replace(data, test_owners=np.arange(7)), "test_owners must hold", "7 for 6")
+    refused(lambda: replace(data, test=None), "test_owners must hold", "6 for 0")
+    refused(lambda: replace(data, validation_owners=np.arange(6)), "validation_owners must hold", "6 for 0")
 
 
 def test_from_npz_and_from_images_take_a_file_or_a_share(tmp_path: Path) -> None:
