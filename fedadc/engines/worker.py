@@ -22,6 +22,7 @@ from fedadc.errors import FedadcError, one_line
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
+from fedadc.system.user_code import UserModule, provide_modules
 from fedadc.training.aggregate import added, weighted
 from fedadc.training.local import ClientContext, local_update
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -71,7 +72,7 @@ class Failure:
 class WorkerSetup:
     """What a worker receives once, when it is started."""
 
-    folders: list[str]  # where a user's own classes come from
+    user_modules: dict[str, UserModule]  # a user's own classes come from them
     pickled: bytes  # (ClientContext, MetricCounter) without their data
     data: SharedData
     published: SharedTensors  # theta and the downlink vectors of the round; the model that is evaluated
@@ -161,7 +162,7 @@ def _give_memory_back() -> None:
 
 
 def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:
-    sys.path[:0] = setup.folders
+    provide_modules(setup.user_modules)
     context, counter = pickle.loads(setup.pickled)
     setup.pickled = b""  # it may be large
     data, model, inputs = setup.data, context.model.on(device), replace(context.inputs, device=device)
