@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Permit:
         """Refuse a file that has changed, and name the others that have."""
         name, folder = module.file.name, module.file.parent
         if name not in self.files:
-            raise not_trusted(where, name, folder, f"it was not there when {self.run} was sealed")
+            raise not_trusted(where, name, folder, f"{self.run} had not loaded it when it was sealed")
         if self.files[name] != module.sha256:
             changed = [other for other in sorted(self.files) if _checksum_of(folder / other) != self.files[other]]
             has = "has" if len(changed) == 1 else "have"
@@ -301,8 +301,11 @@ def _other_module(name: str, file: Path) -> str | None:
     if loaded is not None and not _is_ours(loaded):
         origin = getattr(loaded, "__file__", None)
         return None if _is_same(origin, file) else f"the loaded module {origin or name}"
+    elsewhere = [entry for entry in sys.path if not _is_same(entry or os.curdir, file.parent)]  # a script has its own
     for finder in sys.meta_path:
-        spec = None if finder is _FINDER else finder.find_spec(name, None)
+        if finder is _FINDER:
+            continue
+        spec = finder.find_spec(name, elsewhere if finder is PathFinder else None)
         if spec is not None and not (spec.loader is None and spec.origin is None):  # None: a folder, no package
             return None if _is_same(spec.origin, file) else f"the module {spec.origin or name}"
     return None
