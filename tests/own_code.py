@@ -37,8 +37,11 @@ class Net(torch.nn.Module):
         super().__init__()
         self.head = torch.nn.Linear(64, classes)
 
+    def embed(self, x):
+        return x.flatten(1)
+
     def forward(self, x):
-        return self.head(x.flatten(1))
+        return self.head(self.embed(x))
 
 
 def dots(count: int = 60):

@@ -52,7 +52,10 @@ def is_run(folder: Path) -> bool:
 def original_folder(run: Path) -> Path:
     """The folder of the config from which the run was started, as the run says; the run itself if it does not say."""
     original = read_facts(run).get("config_folder")
-    return Path(original) if isinstance(original, str) and "\0" not in original else run
+    try:
+        return Path(original).resolve() if isinstance(original, str) else run
+    except (OSError, RuntimeError, ValueError):  # too long, a circle of links, characters that no file name has
+        return run
 
 
 def code_of_run(
@@ -64,7 +67,7 @@ def code_of_run(
     @cache
     def permit() -> Permit:
         seal = _valid_seal(run)
-        if seal.folder != _resolved(folder):
+        if seal.folder != str(folder.resolve()):
             raise Untrusted(f"the seal of {run} is for the folder {seal.folder}")
         try:
             same = seal.settings == tree_fingerprint(tree)
@@ -75,13 +78,6 @@ def code_of_run(
         return Permit(str(run), seal.names, seal.files)
 
     return UserCode(folder, notes, None if trust else permit, given or {})
-
-
-def _resolved(folder: Path) -> str:
-    try:
-        return str(folder.resolve())
-    except (OSError, RuntimeError):  # a name that is too long, a circle of links
-        return str(folder)
 
 
 def seal_run(run: Path, config: Config, warn: Callable[[str], None]) -> None:
@@ -95,7 +91,7 @@ def seal_run(run: Path, config: Config, warn: Callable[[str], None]) -> None:
         warn(f"{run} is not sealed, so that resuming it will need --trust ({str(error).rstrip('.')})")
         return
     tree = parse_yaml(config.yaml(), CONFIG)
-    seal = Seal(_resolved(code.folder), tree_fingerprint(tree), dict(code.used), dict(code.files))
+    seal = Seal(str(code.folder.resolve()), tree_fingerprint(tree), dict(code.used), dict(code.files))
     write_text(run / SEAL, json.dumps({**asdict(seal), "hmac": seal.code(key)}, indent=2) + "\n")
 
 
@@ -129,7 +125,7 @@ def _valid_seal(run: Path) -> Seal:
         raise Untrusted(f"the seal of {run} was not made with your key; you have none yet") from None
     except FedadcError as error:
         raise Untrusted(str(error).rstrip(".")) from None
-    if not hmac.compare_digest(seal.code(key).encode(), code.encode()):
+    if not hmac.compare_digest(seal.code(key).encode(), code.encode(errors="replace")):
         raise Untrusted(f"the seal of {run} was not made with your key")
     return seal
 

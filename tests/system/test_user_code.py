@@ -40,11 +40,11 @@ def refusal(folder: Path, **nodes: Any) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        *("os:system", "subprocess:call", "builtins:eval", "builtins:exec", "posix:system", "shutil:rmtree", "sys:exit"),
-        *("os.path:join", "torch.nn:Linear", "torch:load", "numpy:load", "pip:main", "fedadc:run", "fedadc.rng:generator"),
-        *("../up:run", "..up:run", "./mine:dots", "/tmp/x:run", "sub/mod:run", "sub.mod:run", "sub\\mod:run", "~/x:run"),
+        *("os:system", "subprocess:call", "builtins:eval", "builtins:exec", "posix:system", "shutil:rmtree"),
+        *("os.path:join", "torch.nn:Linear", "torch:load", "numpy:load", "pip:main", "fedadc:run"),
+        *("../up:run", "..up:run", "./mine:dots", "/tmp/x:run", "sub/mod:run", "sub.mod:run", "sub\\mod:run"),
         *("mine:os.system", "mine:dots.__globals__", "mine::dots", "mine:", ":dots", ":", "mine.py:dots", "mine :dots"),
-        *("__main__:run", "mi\0ne:dots", "mine:dots\0", "MINE:dots", "__pycache__:x", "mine:dots:more", "-:x", "1:x"),
+        *("__main__:run", "mi\0ne:dots", "mine:dots\0", "MINE:dots", "__pycache__:x", "mine:dots:more", "~/x:run"),
     ],
 )  # fmt: skip
 def test_only_a_plain_name_of_a_file_of_the_folder_is_loaded(tmp_path: Path, name: str) -> None:
@@ -131,9 +131,7 @@ def test_a_folder_a_pipe_and_an_unreadable_file_are_refused(tmp_path: Path) -> N
     assert "there is no absent.py" in refusal(tmp_path, method="absent:Slow")
 
 
-@pytest.mark.parametrize(
-    "content", [b"def\n", b"\0", b"x = '\xff'\n", "# coding: nonsense\n".encode(), b"raise Exit\n"]
-)
+@pytest.mark.parametrize("content", [b"def\n", b"\0", b"x = '\xff'\n", b"# coding: nonsense\n", b"raise Exit\n"])
 def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken.py").write_bytes(content)
     assert "importing broken failed" in refusal(tmp_path, method="broken:Slow")
