@@ -228,8 +228,8 @@ def changed_config(config: Config, overrides: Sequence[str] = (), presets: Seque
     if config.code is not None and not overrides and not presets:
         return config
     known = config.code or UserCode(config.folder)
-    from_files = known.used.values()
-    given = {**known.given, **{name: cls for name, cls in config.classes().items() if name not in from_files}}
+    classes = {n: cls for n, cls in config.classes().items() if f"{cls.__module__}.py" not in known.files}
+    given = {**known.given, **classes}
     code = replace(known, folder=config.folder, given=given, used={}, files=dict(known.files))
     return parse_config(config.tree(), code, overrides, presets)
 

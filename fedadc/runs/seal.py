@@ -91,8 +91,16 @@ def seal_run(run: Path, config: Config, warn: Callable[[str], None]) -> None:
         warn(f"{run} is not sealed, so that resuming it will need --trust ({str(error).rstrip('.')})")
         return
     tree = parse_yaml(config.yaml(), CONFIG)
-    seal = Seal(str(code.folder.resolve()), tree_fingerprint(tree), dict(code.used), dict(code.files))
+    names = {where: name for where in code.used if (name := _written_name(tree, where))}
+    seal = Seal(str(code.folder.resolve()), tree_fingerprint(tree), names, dict(code.files))
     write_text(run / SEAL, json.dumps({**asdict(seal), "hmac": seal.code(key)}, indent=2) + "\n")
+
+
+def _written_name(tree: Any, where: str) -> str:
+    """The name at a key of a config as it is written: a class may be defined beside the file that was named."""
+    for key in (*where.split("."), "name"):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return str(tree or "")
 
 
 def require_unchanged_code(run: Path, config: Config) -> None:

@@ -110,7 +110,13 @@ class UserCode:
         self.files |= {loaded.file.name: loaded.sha256 for loaded in _FINDER.modules.values()}
         if not hasattr(imported, attribute):
             raise unknown(f"{where}: in {module_name} the name", attribute, [n for n in vars(imported) if n[:1] != "_"])
-        return getattr(imported, attribute)
+        found = getattr(imported, attribute)
+        home = getattr(found, "__module__", None)
+        require(  # else a file with `from subprocess import run` would offer `run` to every config
+            home in _FINDER.modules or home == module_name,
+            f"{where}: {name} is not a class or function that {module.file.name} defines; define one there.",
+        )
+        return found
 
     def _permit(self, where: str, name: str) -> Permit | None:
         """What the seal of the run allows, if there has to be one."""

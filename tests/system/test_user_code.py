@@ -89,6 +89,27 @@ def test_a_package_that_was_never_imported_is_not_shadowed_either(tmp_path: Path
     assert not trace(folder) and not trace(site / "lonely")
 
 
+@pytest.mark.parametrize(
+    "name", ["getoutput", "os", "Path", "partly", "load_file", "__builtins__", "__loader__", "NUMBER"]
+)
+def test_what_a_file_has_imported_is_not_offered_to_configs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tools.py").write_text(
+        "import os\nfrom functools import partial\nfrom pathlib import Path\nfrom subprocess import getoutput\n"
+        "from safetensors.torch import load_file\npartly, NUMBER = partial(getoutput), 3\n"
+    )
+    sentence = refusal(tmp_path, data={"name": f"tools:{name}", "cmd": f"touch {tmp_path}/hacked", "clients": 2})
+    assert "is not a class or function that tools.py defines" in sentence and not (tmp_path / "hacked").exists()
+
+
+def test_what_a_file_passes_on_from_a_file_beside_it_is_offered(tmp_path: Path) -> None:
+    own_folder(tmp_path, {"method": "front:Slow"}, front="from mine import Slow\n")
+    config = load_config(tmp_path / "c.yaml")
+    assert config.tree()["method"]["name"] == "mine:Slow"  # where it is defined
+    assert load_config(config, ["rounds=3"]).method == config.method
+    fedadc.run(config, ["label=x"], out=tmp_path / "run")
+    assert len(fedadc.resume(tmp_path / "run", ["rounds=2"]).history) == 2
+
+
 # --- files that are no plain files -----------------------------------------------------------------------------------
 
 
