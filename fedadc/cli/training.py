@@ -82,8 +82,8 @@ def resume(
     """Resume an interrupted run, or extend a finished one. The result is bit-identical to an uninterrupted run."""
     _preload(workers)
     from fedadc.cli.terminal import note, progress_of_run, run_summary
-    from fedadc.runs.record import load_config
-    from fedadc.runs.runner import recorded_config, resume_config
+    from fedadc.runs.record import load_config, recorded_config
+    from fedadc.runs.runner import resume_config
 
     original = recorded_config(run, trust, note)
     config = load_config(original, overrides or ())

@@ -38,7 +38,7 @@ from fedadc.runs.layout import (
     model_file,
 )
 from fedadc.runs.manifest import FilePrefix
-from fedadc.runs.record import load_config, model_facts, model_origin, record_of
+from fedadc.runs.record import model_facts, model_origin, record_of, recorded_config
 from fedadc.runs.seal import seal_run
 from fedadc.system.files import folder_lock, to_safetensors, write_file, write_text
 from fedadc.system.signals import deferred_signals
@@ -145,7 +145,8 @@ class RunDirectory:
         """
         directory = cls(path, plan)
         with directory._released_on_failure():
-            require_same_settings(original or load_config(path / CONFIG), plan.config, str(path))
+            original = original or recorded_config(path, given=plan.config.classes())
+            require_same_settings(original, plan.config, str(path))
             before, metrics = read_facts(path), path / METRICS
             directory.checkpoints.config = text_of(before, "settings") or directory.checkpoints.config
             found = directory.checkpoints.newest(lambda size: metrics_prefix(metrics, size), warn)

@@ -121,6 +121,16 @@ def load_config(
     return parse_config(tree, code, overrides, presets, without, str(source))
 
 
+def recorded_config(
+    path: Path, trust: bool = False, notes: Notes = log.info, given: Mapping[str, Any] | None = None
+) -> Config:
+    """The config of the run in a directory; `given` are classes that need not be loaded, by their module:Name."""
+    require(path.is_dir(), f"there is no run directory {path}.")
+    require((path / CONFIG).is_file(), f"{path} is not a run directory: it has no {CONFIG}.")
+    tree = read_yaml(path / CONFIG)
+    return parse_config(tree, code_of_run(path, tree, notes, trust, given), source=str(path / CONFIG))
+
+
 def read_run(path: Path) -> RecordedRun:
     require(path.is_dir(), f"there is no run directory {path}.")
     for name in (CONFIG, METRICS):

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 
 from fedadc.config.build import Plan, prepare
-from fedadc.config.settings import Config, parse_config
-from fedadc.config.yaml import read_yaml
+from fedadc.config.settings import Config
 from fedadc.errors import CannotResume, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_original_horizon
 from fedadc.runs.layout import CONFIG
-from fedadc.runs.record import load_config, record_of
-from fedadc.runs.seal import code_of_run, require_unchanged_code
+from fedadc.runs.record import load_config, record_of, recorded_config
+from fedadc.runs.seal import require_unchanged_code
 from fedadc.system.determinism import resolve_device, resolve_workers
 from fedadc.system.signals import deferred_signals, stopping_on_signals
 from fedadc.training.state import RunState
@@ -110,16 +109,6 @@ def resume(
     return resume_config(
         config, original, Path(path), data_dir, device, workers, workers_per_gpu, watch=watch, notes=notes
     )
-
-
-def recorded_config(
-    path: Path, trust: bool = False, notes: Notes = log.info, given: Mapping[str, Any] | None = None
-) -> Config:
-    """The config of the run in a directory; `given` are classes that need not be loaded, by their module:Name."""
-    require(path.is_dir(), f"there is no run directory {path}.")
-    require((path / CONFIG).is_file(), f"{path} is not a run directory: it has no {CONFIG}.")
-    tree = read_yaml(path / CONFIG)
-    return parse_config(tree, code_of_run(path, tree, notes, trust, given), source=str(path / CONFIG))
 
 
 def resume_config(

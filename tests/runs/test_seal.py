@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,6 +313,20 @@ def test_a_damaged_key_is_refused(run: Path, key: Path) -> None:
     (run.parent / "linked").write_bytes(content)
     (run.parent / "linked").chmod(0o600)
     refuses(lambda: fedadc.resume(run), run.parent / "own")
+
+
+def test_processes_that_start_together_share_one_key(key: Path) -> None:
+    make = "from fedadc.runs.seal import _own_key; import sys; sys.stdin.readline(); print(_own_key().hex())"
+    started = [
+        subprocess.Popen([sys.executable, "-c", make], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("now\n")
+        process.stdin.flush()
+    keys = {process.communicate(timeout=100)[0].strip() for process in started}
+    assert keys == {key.read_bytes().hex()} and [p.name for p in key.parent.iterdir()] == ["key"]
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
