@@ -118,7 +118,7 @@ def test_every_key_of_a_config_is_explained() -> None:
              "evaluate.": Evaluation, "stop.": StopConfig, "storage.": Storage, "faults.": Faults,
              "checkpoint.": Checkpointing, "ensembles.": Ensembles, "communication.": Communication,
              "clock.": Clock}  # fmt: skip
-    branches = {node.rstrip(".") for node in nodes} | {"folder", "options"}
+    branches = {node.rstrip(".") for node in nodes} | {"folder", "code", "options"}
     for node, cls in nodes.items():
         for field in dataclasses.fields(cls):
             assert field.name in branches or f"`{node}{field.name}`" in text, f"{node}{field.name}"

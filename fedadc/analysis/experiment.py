@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -25,7 +26,7 @@ from typing import Any
 from fedadc.analysis.compare import AXES, final, higher_is_better
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
-from fedadc.config.settings import TABLES, Config
+from fedadc.config.settings import TABLES, Config, parse_config
 from fedadc.config.yaml import overlay, read_yaml, with_value
 from fedadc.errors import (
     BUG,
@@ -46,7 +47,9 @@ from fedadc.runs.record import RecordedRun, load_config, model_origin, read_run
 from fedadc.runs.runner import RunResult, run
 from fedadc.system.files import write_text
 from fedadc.system.processes import blocked_interrupts
+from fedadc.system.user_code import Notes, UserCode
 
+log = logging.getLogger("fedadc")
 CHOICES, PLOT = "choices.json", "convergence.png"  # files in the folder of an experiment
 
 
@@ -117,9 +120,9 @@ class Choice:
         )
 
 
-def read_experiment(path: Path) -> tuple[Experiment, list[Trial]]:
+def read_experiment(path: Path, notes: Notes = log.info) -> tuple[Experiment, list[Trial]]:
     """The experiment in a file and all its trials, whose configs are checked."""
-    schema, tree = Schema(TABLES, path.resolve().parent), read_yaml(path)
+    schema, tree = Schema(TABLES, UserCode(path.resolve().parent, notes)), read_yaml(path)
     require("rounds" not in tree, f"{path} is the config of one run; train it with `fedadc run {path}`.")
     experiment = schema.build(Experiment, tree)
     trials = list(_trials(experiment, schema))
@@ -156,7 +159,7 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
             for key, value in point:
                 tree = with_value(tree, key, value)
             for seed in experiment.seeds:
-                config = load_config({**tree, "seed": seed, "label": label}, folder=schema.folder)
+                config = parse_config({**tree, "seed": seed, "label": label}, schema.code)
                 require(
                     config.data.validation is not None,
                     f"runs.{label} has no validation data to choose a setting by; set data.validation.",

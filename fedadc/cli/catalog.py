@@ -22,6 +22,7 @@ from fedadc.objectives import OBJECTIVES, CrossEntropy
 from fedadc.partitions import PARTITIONS
 from fedadc.schedules import SCHEDULES
 from fedadc.selections import SELECTIONS
+from fedadc.system.plugins import KINDS, package_of, plugins
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,22 @@ class CatalogEntry:
 
 
 def entries(what: str) -> list[CatalogEntry]:
-    """The entries of one table."""
+    """The entries of one table: the built-in ones, then plugins, which are not imported."""
+    built_in = _built_in(what)
+    return built_in + _plugin_entries(what, {entry.name for entry in built_in})
+
+
+def _plugin_entries(what: str, built_in: set[str]) -> list[CatalogEntry]:
+    found = []
+    for name, declared in sorted(plugins(what).items()) if what in KINDS.values() else ():
+        packages = " and ".join(sorted(map(package_of, declared)))
+        problem = "; the built-in one of this name is used" if name in built_in else ""
+        problem = problem or ("; uninstall all but one" if len(declared) > 1 else "")
+        found.append(CatalogEntry(name, f"plugin of {packages}{problem}"))
+    return found
+
+
+def _built_in(what: str) -> list[CatalogEntry]:
     if what == "datasets":
         return [_function_entry(name, loader) for name, loader in DATASETS.items()]
     if what == "models":

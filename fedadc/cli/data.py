@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Json, Overrides
+from fedadc.cli.options import DataDir, Json, Overrides, Trust
 
 
 def data_get(
@@ -29,14 +29,16 @@ def data_show(
     overrides: Overrides = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Also save the table as a plot (PNG).")] = None,
     data_dir: DataDir = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Show how many samples of each class every client holds."""
     from fedadc.analysis.label_counts import label_counts, plot_label_counts
-    from fedadc.cli.terminal import label_counts_table, say
-    from fedadc.runs.record import load_config
+    from fedadc.cli.terminal import label_counts_table, note, say
+    from fedadc.runs.record import TRAINING_ONLY, load_config
 
-    counts = label_counts(load_config(config, overrides or []), data_dir)
+    chosen = load_config(config, overrides or [], without=TRAINING_ONLY, trust=trust, notes=note)
+    counts = label_counts(chosen, data_dir)
     if plot_file is not None:
         plot_label_counts(counts, plot_file)
     label_counts_table(counts, json)

@@ -26,3 +26,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replac
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Config settings to override, e.g. local.lr=0.05.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", metavar="", help="Load the user code that a run directory names although it is not sealed."
+    ),
+]

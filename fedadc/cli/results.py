@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedadc.cli.options import DataDir, Device, Json
+from fedadc.cli.options import DataDir, Device, Json, Trust
 
 
 def compare(
@@ -55,16 +55,18 @@ def evaluate(
     metrics: Annotated[str, typer.Option(help="Additional metrics, e.g. top5,macro_f1,per_class.")] = "",
     data_dir: DataDir = None,
     device: Device = "cpu",
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Evaluate the saved model of a run on the run's test data, or on other data."""
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.cli.terminal import metrics_table
+    from fedadc.cli.terminal import metrics_table, note
     from fedadc.runs.evaluate import evaluate_run
 
-    values = evaluate_run(run, data, [m.strip() for m in metrics.split(",") if m.strip()], data_dir, device)
+    names = [m.strip() for m in metrics.split(",") if m.strip()]
+    values = evaluate_run(run, data, names, data_dir, device, trust, note)
     metrics_table(values, json)
 
 
@@ -90,13 +92,14 @@ def personalize(
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing results.")] = False,
     data_dir: DataDir = None,
     device: Device = "cpu",
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Personalize runs: tune the model on each client's own data, and evaluate it on the client's own test share."""
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.cli.terminal import personal_table, progress_of_clients, say
+    from fedadc.cli.terminal import note, personal_table, progress_of_clients, say
     from fedadc.personal.personalize import personalize as personalize_runs
     from fedadc.personal.plots import plot_gains
     from fedadc.personal.results import as_json
@@ -104,11 +107,10 @@ def personalize(
     request: dict[str, Any] = {
         "clients": clients, "regularizers": regularizer or ["none"], "layers": layers, "model": model,
         "data": data, "epochs": epochs, "lr": lr, "mu": mu, "lam": lam,
+        "out": out, "overwrite": overwrite, "data_dir": data_dir, "device": device, "trust": trust,
     }  # fmt: skip
     with progress_of_clients() as watch:
-        result = personalize_runs(
-            runs, out=out, overwrite=overwrite, data_dir=data_dir, device=device, watch=watch, **request
-        )
+        result = personalize_runs(runs, watch=watch, notes=note, **request)
     if plot_file is not None:
         plot_gains(result.rows, plot_file)
     if json:

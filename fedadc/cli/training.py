@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Workers, WorkersPerGpu
+from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Trust, Workers, WorkersPerGpu
 
 if TYPE_CHECKING:
     from fedadc.analysis.experiment import Trial
@@ -35,10 +35,11 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Resume the run in --out if there is one.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Train from a config and write a run directory."""
     _preload(workers)
-    from fedadc.cli.terminal import progress_of_run, run_summary
+    from fedadc.cli.terminal import note, progress_of_run, run_summary
     from fedadc.errors import require
     from fedadc.runs.record import load_config
     from fedadc.runs.runner import run as run_config
@@ -46,7 +47,7 @@ def run(
     seeds = [change for change in overrides or () if change.partition("=")[0].strip() == "seed"]
     require(seed is None or not seeds, "use --seed or seed=N, not both.")
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
-    chosen = load_config(config, changes, presets=preset or ())
+    chosen = load_config(config, changes, presets=preset or (), trust=trust, notes=note)
     out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
     with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
         result = run_config(
@@ -54,6 +55,7 @@ def run(
             out=out,
             overwrite=overwrite,
             resume=resume,
+            trust=trust,
             data_dir=data_dir,
             device=device,
             workers=workers,
@@ -75,26 +77,18 @@ def resume(
     ] = None,
     workers: Workers = "auto",
     workers_per_gpu: WorkersPerGpu = 1,
+    trust: Trust = False,
 ) -> None:
     """Resume an interrupted run, or extend a finished one. The result is bit-identical to an uninterrupted run."""
     _preload(workers)
-    from fedadc.cli.terminal import progress_of_run, run_summary
-    from fedadc.runs.record import load_config
-    from fedadc.runs.runner import config_file
-    from fedadc.runs.runner import resume as resume_run
+    from fedadc.cli.terminal import note, progress_of_run, run_summary
+    from fedadc.runs.record import load_config, recorded_config
+    from fedadc.runs.runner import resume_config
 
-    rounds = load_config(config_file(run), overrides or ()).rounds
-    with progress_of_run(rounds, run.resolve().name) as (watch, notes):
-        result = resume_run(
-            run,
-            overrides or (),
-            data_dir=data_dir,
-            device=device,
-            workers=workers,
-            workers_per_gpu=workers_per_gpu,
-            watch=watch,
-            notes=notes,
-        )
+    original = recorded_config(run, trust, note)
+    config = load_config(original, overrides or ())
+    with progress_of_run(config.rounds, run.resolve().name) as (watch, notes):
+        result = resume_config(config, original, run, data_dir, device, workers, workers_per_gpu, watch, notes)
     run_summary(result)
 
 
@@ -149,7 +143,7 @@ def experiment(
     from fedadc.cli.terminal import choices_table, comparison, note, say
     from fedadc.system.files import folder_lock
 
-    plan, trials = read_experiment(file)
+    plan, trials = read_experiment(file, note)
     check_rows(trials, data_dir)
     out = out or Path("runs") / file.stem
     with folder_lock(out):

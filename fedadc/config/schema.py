@@ -10,13 +10,13 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.fields.values import accepts_none, hints_of, leaf, without_none
 from fedadc.fields.values import show as _show
-from fedadc.system.user_code import load_object
+from fedadc.system.plugins import load_plugin, plugin_name, plugin_names
+from fedadc.system.user_code import UserCode
 
 __all__ = ["Schema", "Tables", "hints_of", "leaf"]
 T = TypeVar("T")
@@ -25,10 +25,10 @@ Tables = Mapping[type, Mapping[str, Any]]  # base class -> name -> class
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The tables that a config chooses from, and the folder that is searched first for `module:Class`."""
+    """The tables that a config chooses from, and the user's own code that it may name as `module:Class`."""
 
     tables: Tables
-    folder: Path
+    code: UserCode
     # further names to suggest when a name is unknown
     extra_names: Mapping[type, Sequence[str]] = dataclasses.field(default_factory=dict)
 
@@ -83,13 +83,14 @@ class Schema:
         return chosen
 
     def lookup(self, where: str, name: Any, table: Mapping[str, Any], base: type | None = None) -> Any:
-        """Find an entry of a table by its name, or a user-defined object by `module:Name`."""
+        """Find an entry of a table by its name, or a plugin, or a user-defined object by `module:Name`."""
         require(isinstance(name, str), f"{where}.name must be a string, not {_show(name)}.")
         if name in table:
             return table[name]
-        if ":" not in name:
-            raise unknown(f"{where}.name", name, [*table, *(self.extra_names.get(base, ()) if base else ())])
-        found = load_object(name, self.folder, where)
+        found = self.code.load(name, where) if ":" in name else load_plugin(where, name)
+        if found is None:
+            extra = self.extra_names.get(base, ()) if base else ()
+            raise unknown(f"{where}.name", name, {*table, *extra, *plugin_names(where)})
         if base is not None:
             require(
                 isinstance(found, type) and issubclass(found, base) and found is not base,
@@ -122,14 +123,19 @@ class Schema:
         tree: dict[str, Any] = {}
         for base, table in self.tables.items():
             if isinstance(value, base):
-                names = [name for name, cls in table.items() if cls is type(value)]
-                tree["name"] = names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}"
+                tree["name"] = name_in(table, type(value))
         for f in dataclasses.fields(value):
             if f.metadata.get("rest"):
                 tree |= getattr(value, f.name)
             elif f.metadata.get("config", True):
                 tree[f.name] = self.dump(getattr(value, f.name))
         return tree
+
+
+def name_in(table: Mapping[str, Any], cls: type) -> str:
+    """The name of a class in a config: that of the table or of a plugin, else `module:Class`."""
+    names = [name for name, entry in table.items() if entry is cls]
+    return names[0] if names else plugin_name(cls) or f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _is_required(f: dataclasses.Field[Any]) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from fedadc.communication.downlinks import DOWNLINKS, Downlink
 from fedadc.communication.network import Communication
 from fedadc.communication.uplinks import UPLINKS, Uplink
 from fedadc.config.presets import apply_preset
-from fedadc.config.schema import Schema, Tables
-from fedadc.config.yaml import override, read_yaml
+from fedadc.config.schema import Schema, Tables, name_in
+from fedadc.config.yaml import override
 from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluation.metrics import Evaluation
@@ -27,6 +27,7 @@ from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import PARTITIONS, Partition
 from fedadc.schedules import SCHEDULES, Schedule
 from fedadc.selections import SELECTIONS, Selection, Uniform
+from fedadc.system.user_code import UserCode
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Weighting
 from fedadc.training.ensembles import Ensembles
@@ -153,6 +154,8 @@ class Config(Settings):
     storage: Storage = field(default_factory=Storage)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # searched first for files
+    # where user code comes from; set once the config is checked
+    code: UserCode | None = field(default=None, metadata={"config": False}, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,12 +171,21 @@ class Config(Settings):
 
     @property
     def schema(self) -> Schema:
-        return Schema(TABLES, self.folder, PAIR_NAMES)
+        return Schema(TABLES, self.code or UserCode(self.folder), PAIR_NAMES)
 
     def tree(self) -> dict[str, Any]:
         """This config as plain values; `parse_config` converts them back."""
         tree: dict[str, Any] = self.schema.dump(self)
         return tree
+
+    def classes(self) -> dict[str, type]:
+        """The classes of this config's nodes, by the names under which `tree` has them."""
+        return {
+            name_in(table, type(node)): type(node)
+            for node in _nodes(self)
+            for base, table in TABLES.items()
+            if isinstance(node, base)
+        }
 
     def yaml(self) -> str:
         return yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
@@ -188,18 +200,15 @@ class Config(Settings):
 
 
 def parse_config(
-    source: Config | Mapping[str, Any] | str | Path,
+    tree: Mapping[str, Any],
+    code: UserCode,
     overrides: Sequence[str] = (),
-    folder: Path | None = None,
     presets: Sequence[str] = (),
+    without: Sequence[str] = (),
+    source: str = "this",
 ) -> Config:
-    """Read and check a config from a file, a mapping or a `Config`; apply presets, then `key.sub=value` overrides."""
-    if isinstance(source, Config):
-        tree, folder = source.tree(), source.folder
-    elif isinstance(source, Mapping):
-        tree, folder = dict(source), folder or Path.cwd()
-    else:
-        tree, folder = read_yaml(Path(source)), folder or Path(source).resolve().parent
+    """Check a config given as plain values; apply presets, then `key.sub=value` overrides; leave out some keys."""
+    tree = dict(tree)
     for preset in presets:
         tree = apply_preset(tree, preset)
     for change in overrides:
@@ -210,11 +219,35 @@ def parse_config(
     require(
         not {"budget", "runs"} <= tree.keys(), f"{source} is an experiment; run it with `fedadc experiment {source}`."
     )
+    tree = {key: value for key, value in tree.items() if key not in without}
     try:
-        config = Schema(TABLES, folder, PAIR_NAMES).build(Config, _expand_pairs(tree))
+        config = Schema(TABLES, code, PAIR_NAMES).build(Config, _expand_pairs(tree))
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
-    return replace(config, folder=folder)
+    return replace(config, folder=code.folder, code=code)
+
+
+def changed_config(config: Config, overrides: Sequence[str] = (), presets: Sequence[str] = ()) -> Config:
+    """A config with presets and overrides applied, and checked; itself if there are none and it was checked before.
+
+    Classes that are in the config as Python objects are kept and not looked up.
+    """
+    if config.code is not None and not overrides and not presets:
+        return config
+    known = config.code or UserCode(config.folder)
+    classes = {n: cls for n, cls in config.classes().items() if f"{cls.__module__}.py" not in known.files}
+    given = {**known.given, **classes}
+    code = replace(known, folder=config.folder, given=given, used={}, files=dict(known.files))
+    return parse_config(config.tree(), code, overrides, presets)
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    """A node of a config and all nodes below."""
+    if is_dataclass(value) and not isinstance(value, type):
+        yield value
+        for f in fields(value):
+            if f.metadata.get("config", True):
+                yield from _nodes(getattr(value, f.name))
 
 
 def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedadc.errors import FedadcError, explained, one_line, same_kind
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
+from fedadc.system.user_code import UserModule, provide_modules
 from fedadc.training.aggregate import added
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
@@ -73,7 +74,7 @@ class Failure:
 class WorkerSetup:
     """What a worker receives once, when it is started."""
 
-    folders: list[str]  # where a user's own classes come from
+    user_modules: dict[str, UserModule]  # a user's own classes come from them
     pickled: bytes  # (Agreement, MetricCounter) without data
     data: SharedData
     published: SharedTensors  # theta and the downlink vectors of the round; the model that is evaluated
@@ -165,7 +166,7 @@ def _give_memory_back() -> None:
 
 
 def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:
-    sys.path[:0] = setup.folders
+    provide_modules(setup.user_modules)
     agreement, counter = pickle.loads(setup.pickled)
     setup.pickled = b""  # it may be large
     data, model, inputs = setup.data, agreement.model.on(device), replace(agreement.inputs, device=device)

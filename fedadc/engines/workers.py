@@ -24,7 +24,7 @@ from fedadc.errors import FedadcError, one_line, require
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
 from fedadc.system.processes import start_process_server
-from fedadc.system.user_code import user_folders
+from fedadc.system.user_code import loaded_modules
 from fedadc.training.aggregate import ClientReport, PartialSum
 from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -161,7 +161,7 @@ class Workers:
                 "workers need a model, a method and an objective that can be sent to another process "
                 f"({one_line(error)}): define them in a file, without lambdas; workers=0 works without."
             ) from error
-        return WorkerSetup(user_folders(), pickled, self._data, self._published, self._slots)
+        return WorkerSetup(loaded_modules(), pickled, self._data, self._published, self._slots)
 
     def take_events(self) -> tuple[str, ...]:
         return self._pool.take_events()

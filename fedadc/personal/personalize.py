@@ -18,6 +18,7 @@ from fedadc.personal.run import Watcher, personal_run, start_file
 from fedadc.runs.layout import PERSONAL_PLOT, PERSONAL_SUMMARY, PERSONAL_TABLE
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.system.determinism import deterministic, resolve_device
+from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
 
@@ -39,13 +40,16 @@ def personalize(
     overwrite: bool = False,
     data_dir: str | Path | None = None,
     device: str = "cpu",
+    trust: bool = False,
     watch: Watcher | None = None,
+    notes: Notes = log.info,
     **settings: Any,
 ) -> PersonalizationResult:
     """Tune a model for every client of one run or several, and write the results to RUN/personal, or to `out`.
 
     `settings` are the fields of `Request`: clients, regularizers, layers, model, data, epochs, lr, mu, lam.
-    `watch` is called after every client.
+    User code is loaded if it is as the run has sealed it, or with `trust`. `watch` is called after every client,
+    `notes` with messages about the user code.
     """
     request = _request(settings)
     paths = [Path(p) for p in ([runs] if isinstance(runs, str | Path) else runs)]
@@ -60,7 +64,7 @@ def personalize(
         done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
         if done < planned and not run.stopped():
             log.warning("%s is not finished: round %d of %d", run.path, done, planned)
-    configs = [run.config() for run in recorded]
+    configs = [run.config(trust=trust, notes=notes) for run in recorded]
     for config in configs:
         request.calibration(config)  # checks the request before anything is written
     files = [start_file(run, config, request.model) for run, config in zip(recorded, configs, strict=True)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedadc.config.build import Plan, load_data
-from fedadc.config.settings import Config
+from fedadc.config.settings import Config, parse_config
 from fedadc.config.yaml import overlay, read_yaml
 from fedadc.data.dataset import Clients, Dataset, Samples
 from fedadc.data.loaders.csv import csv_like
@@ -20,7 +20,8 @@ from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import DataError, FedadcError, one_line, require, same_kind
 from fedadc.partitions import Natural, deal
 from fedadc.rng import generator
-from fedadc.runs.record import load_config
+from fedadc.runs.record import TRAINING_ONLY
+from fedadc.system.user_code import UserCode
 
 log = logging.getLogger("fedadc")
 
@@ -102,8 +103,11 @@ def _read_yaml_data(
     node = read_yaml(file).get("data")
     require(node is not None, f"{file} has no `data` node like that of a config.")
     same_data = isinstance(node, Mapping) and "name" not in node  # only changes settings of the run's data
-    folder = plan.config.folder if same_data else file.resolve().parent
-    config, data = load_data(load_config(overlay(plan.config.tree(), {"data": node}), folder=folder), data_dir)
+    tree = overlay(plan.config.tree(), {"data": node})
+    code = plan.config.schema.code
+    if not same_data:
+        code = UserCode(file.resolve().parent, code.notes, given=plan.config.classes())
+    config, data = load_data(parse_config(tree, code, without=TRAINING_ONLY), data_dir)
     _require_compatible(file, data, plan.federation.data)
     clients = deal(data, config.data.partition, config.data.clients, _seed(config))
     require(len(clients) == len(names), f"{file} has {len(clients)} clients, but the run has {len(names)}.")

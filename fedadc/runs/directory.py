@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedadc.config.build import Plan
+from fedadc.config.settings import Config
 from fedadc.errors import (
     CannotResume,
     DataError,
@@ -39,19 +41,22 @@ from fedadc.runs.layout import (
     MODEL,
     PARTIAL,
     REPLACED,
+    SEAL,
     STATES,
     is_checkpoints,
     is_personal,
     model_file,
 )
 from fedadc.runs.manifest import FilePrefix
-from fedadc.runs.record import load_config, model_facts, model_origin, record_of
+from fedadc.runs.record import model_facts, model_origin, record_of, recorded_config
+from fedadc.runs.seal import seal_run
 from fedadc.system.files import folder_lock, to_safetensors, write_file, write_text
 from fedadc.system.signals import deferred_signals
 from fedadc.training.state import Metrics, Round
 from fedadc.training.state_files import remove_temporary_folders
 
-FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT)
+log = logging.getLogger("fedadc")
+FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT, SEAL)
 
 
 class MetricsFile:
@@ -142,6 +147,7 @@ class RunDirectory:
             with directory._reporting_write_errors():
                 settings = {**facts, "settings": directory.checkpoints.config}
                 write_text(path / ENVIRONMENT, json.dumps(settings, indent=2) + "\n")
+                seal_run(path, plan.config, log.warning)
                 write_text(path / CONFIG, plan.config.yaml())  # from now on this is a run that can be resumed
                 directory._open_metrics()
         except BaseException:
@@ -150,11 +156,17 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def reopen(cls, path: Path, plan: Plan, facts: Facts, warn: Callable[[str], None]) -> Self:
-        """Resume a run from its newest good checkpoint, or from the start if it never reached a checkpoint."""
+    def reopen(
+        cls, path: Path, plan: Plan, facts: Facts, warn: Callable[[str], None], original: Config | None = None
+    ) -> Self:
+        """Resume a run from its newest good checkpoint, or from the start if it never reached a checkpoint.
+
+        `original` is the config in the directory, if it has been read already.
+        """
         directory = cls(path, plan)
         with directory._released_on_failure():
-            require_same_settings(load_config(path / CONFIG), plan.config, str(path))
+            original = original or recorded_config(path, given=plan.config.classes())
+            require_same_settings(original, plan.config, str(path))
             before, metrics = read_facts(path), path / METRICS
             directory.checkpoints.config = text_of(before, "settings") or directory.checkpoints.config
             found = directory.checkpoints.newest(lambda size: metrics_prefix(metrics, size), warn)
@@ -170,6 +182,7 @@ class RunDirectory:
             now = {**facts, "settings": directory.checkpoints.config}
             text = json.dumps(resumed_environment(before, now, directory.state.round), indent=2)
             write_text(path / ENVIRONMENT, text + "\n")
+            seal_run(path, plan.config, warn)
             for replaced in path.glob(f"{REPLACED}*"):
                 warn(f"{replaced} contains the run that this one replaces; it is deleted when this run is finished")
         return directory
@@ -333,7 +346,7 @@ def require_empty(path: Path, overwrite: bool) -> None:
 def is_unstarted(path: Path) -> bool:
     """True if a folder is empty, or contains only the first files of a run that was killed while it started."""
     return all(
-        p.name.removesuffix(PARTIAL) == ENVIRONMENT or p.name == CONFIG + PARTIAL or p.name.startswith(REPLACED)
+        p.name.removesuffix(PARTIAL) in (ENVIRONMENT, SEAL) or p.name == CONFIG + PARTIAL or p.name.startswith(REPLACED)
         for p in folder_contents(path)
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +14,34 @@ from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.evaluation.metrics import EXTRA_METRICS
 from fedadc.models.build import read_weights
 from fedadc.runs.layout import METRICS, other_models
-from fedadc.runs.record import read_run, saved_model
+from fedadc.runs.record import TRAINING_ONLY, read_run, saved_model
 from fedadc.system.determinism import resolve_device
+from fedadc.system.user_code import Notes
 from fedadc.training.client_states import Storage
 from fedadc.training.state import Metrics
 
+log = logging.getLogger("fedadc")
+
 
 def evaluate_run(
-    path: Path, other: Path | None, metrics: Sequence[str], data_dir: Path | None, device: str
+    path: Path,
+    other: Path | None,
+    metrics: Sequence[str],
+    data_dir: Path | None,
+    device: str,
+    trust: bool = False,
+    notes: Notes = log.info,
 ) -> dict[str, Metrics]:
     """Metrics of the saved models per split; only on the samples in `other` if given.
 
-    The names of splits begin with the name of the model, except for the model by which the run is judged.
+    The names of splits begin with the name of the model, except for the model by which the run is judged. User code is
+    loaded if it is as the run has sealed it, or with `trust`.
     """
     for name in metrics:
         if name not in EXTRA_METRICS:
             raise unknown("metric", name, EXTRA_METRICS)
     recorded = read_run(path)
-    config = recorded.config(without=("method", "objective"))  # user code may be gone; evaluation needs neither
+    config = recorded.config(TRAINING_ONLY, trust, notes)
     metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
     require(
         "personal" not in metric,

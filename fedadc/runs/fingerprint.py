@@ -18,7 +18,11 @@ MAX_SHOWN = 5  # keys in an error message
 
 def result_settings(config: Config) -> dict[str, Any]:
     """The settings that determine the result, by their full keys."""
-    leaves = dict(_leaves(config.tree()))
+    return _fixed(config.tree())
+
+
+def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    leaves = dict(_leaves(tree))
     return {key: v for key, v in leaves.items() if not any(f"{key}.".startswith(f"{name}.") for name in CHANGEABLE)}
 
 
@@ -32,7 +36,12 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def config_fingerprint(config: Config) -> str:
     """A checksum of the settings that determine the result."""
-    return checksum(json.dumps(result_settings(config), sort_keys=True, default=str).encode())
+    return tree_fingerprint(config.tree())
+
+
+def tree_fingerprint(tree: Mapping[str, Any]) -> str:
+    """The same of a config as plain values, with the defaults that it has and without those of this version."""
+    return checksum(json.dumps(_fixed(tree), sort_keys=True, default=str).encode())
 
 
 def with_original_horizon(config: Config, original: Config) -> Config:

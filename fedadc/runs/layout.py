@@ -3,6 +3,7 @@
 RUN/config.yaml                             the complete config
 RUN/metrics.jsonl                           one record per round
 RUN/environment.json                        what the result depends on besides the config
+RUN/seal.json                               the user code that the run has loaded, sealed with its user's key
 RUN/model.safetensors                       the final model by which the run is judged
 RUN/model-NAME.safetensors                  other final models: ensembles, FedDyn's server model
 RUN/checkpoints/round-00000012.json         the manifest of a checkpoint: its files and their checksums
@@ -28,6 +29,7 @@ from fedadc.system.files import LOCK, PARTIAL
 from fedadc.training.state_files import FOLDER_PREFIX as STATES
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
+SEAL = "seal.json"
 REPLACED = ".replaced-"  # a prefix
 
 CHECKPOINTS = "checkpoints"
@@ -58,6 +60,7 @@ __all__ = [
     "PERSONAL_SUMMARY",
     "PERSONAL_TABLE",
     "REPLACED",
+    "SEAL",
     "STATES",
     "checkpoint_name",
     "client_state_file",

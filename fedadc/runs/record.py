@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedadc.config.settings import Config, parse_config
-from fedadc.config.yaml import parse_yaml
+from fedadc.config.settings import Config, changed_config, parse_config
+from fedadc.config.yaml import parse_yaml, read_yaml
 from fedadc.errors import DataError, FedadcError, kind_of_failure, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
-from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
+from fedadc.runs.seal import code_of_run, is_run
+from fedadc.system.user_code import Notes, UserCode
 from fedadc.training.state import Round
 
 log = logging.getLogger("fedadc")
+# keys that neither the data nor a saved model depends on; user code that they name may be gone, and is not loaded
+TRAINING_ONLY = ("method", "objective", "local", "cohort", "communication", "clock")
 
 
 def model_facts(name: str, round: int) -> dict[str, str]:
@@ -98,10 +101,9 @@ class RecordedRun:
         accuracy = (self.tree.get("stop") or {}).get("accuracy")
         return reaches(self.records[-1], accuracy)
 
-    def config(self, without: Sequence[str] = ()) -> Config:
+    def config(self, without: Sequence[str] = (), trust: bool = False, notes: Notes = log.info) -> Config:
         """The config of the run, without some keys. Its files are searched in the folder of the original config."""
-        tree = {k: v for k, v in self.tree.items() if k not in without}
-        return parse_config(tree, folder=original_folder(self.path))
+        return parse_config(self.tree, code_of_run(self.path, self.tree, notes, trust), without=without)
 
 
 def load_config(
@@ -109,20 +111,40 @@ def load_config(
     overrides: Sequence[str] = (),
     folder: Path | None = None,
     presets: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    trust: bool = False,
+    notes: Notes = log.info,
 ) -> Config:
     """Read and check a config from a file, a mapping or a `Config`; apply presets, then `key.sub=value` overrides.
 
-    If the config is that of a run directory, its files are searched in the folder of the original config.
+    If the config is that of a run directory, its files are searched in the folder of the original config. User code is
+    loaded from there if it is as the run has sealed it, or with `trust`. `without` leaves out keys that are not needed.
     """
-    if folder is None and not isinstance(source, Config | Mapping):
-        folder = original_folder(Path(source).resolve().parent)
-    return parse_config(source, overrides, folder, presets)
+    if isinstance(source, Config):
+        return changed_config(source, overrides, presets)
+    if isinstance(source, Mapping):
+        tree, code = source, UserCode(folder or Path.cwd(), notes)
+    else:
+        tree, home = read_yaml(Path(source)), Path(source).resolve().parent
+        from_run = folder is None and is_run(home)
+        code = code_of_run(home, tree, notes, trust) if from_run else UserCode(folder or home, notes)
+    return parse_config(tree, code, overrides, presets, without, str(source))
 
 
-def original_folder(folder: Path) -> Path:
-    """The folder of the config from which the run in `folder` was started; `folder` itself if it contains no run."""
-    original = read_facts(folder).get("config_folder")
-    return Path(original) if isinstance(original, str) else folder
+def recorded_config(
+    path: Path, trust: bool = False, notes: Notes = log.info, given: Mapping[str, Any] | None = None
+) -> Config:
+    """The config of the run in a directory; `given` are classes that need not be loaded, by their module:Name."""
+    require(path.is_dir(), f"there is no run directory {path}.")
+    require((path / CONFIG).is_file(), f"{path} is not a run directory: it has no {CONFIG}.")
+    try:
+        tree = read_yaml(path / CONFIG)
+    except DiskError:
+        raise
+    except FedadcError as error:  # a config that was good when the run was started
+        raise DataError(str(error)) from error
+    return parse_config(tree, code_of_run(path, tree, notes, trust, given), source=str(path / CONFIG))
 
 
 def read_run(path: Path) -> RecordedRun:

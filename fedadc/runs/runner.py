@@ -13,15 +13,15 @@ import torch
 
 from fedadc.config.build import Plan, prepare
 from fedadc.config.settings import Config
-from fedadc.config.yaml import read_yaml
-from fedadc.errors import DataError, DiskError, FedadcError, RunDamaged, require
+from fedadc.errors import RunDamaged, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_original_horizon
 from fedadc.runs.layout import CONFIG
-from fedadc.runs.record import load_config, record_of, scores
+from fedadc.runs.record import load_config, record_of, recorded_config, scores
+from fedadc.runs.seal import require_unchanged_code
 from fedadc.system.determinism import resolve_device, resolve_workers
 from fedadc.system.signals import deferred_signals, stopping_on_signals
 from fedadc.training.state import RunState
@@ -60,6 +60,7 @@ def run(
     out: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    trust: bool = False,
     data_dir: str | Path | None = None,
     device: str = "cpu",
     workers: int | str = 0,
@@ -71,24 +72,109 @@ def run(
 
     A `preset` (or several) is applied to the config first, then `key.sub=value` overrides.
     With `resume`, resume the run in `out` if there is one; the settings that determine its result must be unchanged.
+    With `trust`, load the user code that a run directory names also where its seal does not allow it.
     `workers` is the number of processes that train the clients; `auto` chooses it (see `resolve_workers`), and 0 trains
     in this process. The result does not depend on it.
     `watch` is called with the record of every round, `notes` with messages about the data and the progress of the run.
     """
     presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
-    config, path = load_config(source, changes, presets=presets), None if out is None else Path(out)
+    config = load_config(source, changes, presets=presets, trust=trust, notes=notes)
+    path = None if out is None else Path(out)
     require(not (resume and overwrite), "use --resume or --overwrite, not both.")
     require(not resume or path is not None, "resume needs `out`, the run directory to resume.")
     original = None
     if path is not None:
-        original = _original_config(path) if resume else None
+        original = _original_config(path, config, trust) if resume else None
         if original is None and not (resume and is_unstarted(path)):
             require_empty(path, overwrite)
     device = resolve_device(device)
+    plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu)
+    if original is not None and path is not None and not trust:
+        require_unchanged_code(path, config)
+    return _train(plan, original, path, overwrite, device, data_dir, watch, notes)
+
+
+def resume(
+    path: str | Path,
+    overrides: str | Sequence[str] = (),
+    *,
+    trust: bool = False,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    workers: int | str = 0,
+    workers_per_gpu: int = 1,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+) -> RunResult:
+    """Resume the run in a directory from its own config; a larger `rounds=N` in the overrides extends it.
+
+    User code is loaded if it is as the run has sealed it, or with `trust`.
+    """
+    original = recorded_config(Path(path), trust, notes)
+    config = load_config(original, [overrides] if isinstance(overrides, str) else overrides)
+    return resume_config(
+        config, original, Path(path), data_dir, device, workers, workers_per_gpu, watch=watch, notes=notes
+    )
+
+
+def resume_config(
+    config: Config,
+    original: Config,
+    path: Path,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    workers: int | str = 0,
+    workers_per_gpu: int = 1,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+) -> RunResult:
+    """Resume the run in a directory, whose config is `original`, with a config that may differ in some settings."""
+    facts = read_facts(path)
+    data_dir = data_dir or text_of(facts, "data_dir")
+    device = resolve_device(device or text_of(facts, "device") or "cpu")
+    plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu)
+    return _train(plan, original, path, False, device, data_dir, watch, notes)
+
+
+def _original_config(path: Path, config: Config, trust: bool) -> Config | None:
+    """The config of the run in a directory; None if no run was started there.
+
+    It is only compared with the user's own config, so it needs no classes but those that this one has.
+    """
+    if is_unstarted(path):
+        return None
+    if not (path / CONFIG).is_file():
+        require_empty(path, overwrite=True)  # reports a folder that is no run directory at all
+        raise RunDamaged(f"{path} cannot be resumed: it has no {CONFIG}.")
+    return recorded_config(path, trust, given=config.classes())
+
+
+def _plan(
+    config: Config,
+    original: Config | None,
+    path: Path | None,
+    data_dir: str | Path | None,
+    device: str,
+    workers: int | str,
+    workers_per_gpu: int,
+) -> Plan:
     count = resolve_workers(workers, device, workers_per_gpu)
     if original is not None:
         config = with_original_horizon(config, original)
-    plan = prepare(config, data_dir, device, path, count)
+    return prepare(config, data_dir, device, path, count)
+
+
+def _train(
+    plan: Plan,
+    original: Config | None,
+    path: Path | None,
+    overwrite: bool,
+    device: str,
+    data_dir: str | Path | None,
+    watch: Watcher | None,
+    notes: Notes,
+) -> RunResult:
+    """Train a plan from its start, or from the state of the run in `path` whose config is `original`."""
     for note in plan.federation.data.notes:
         notes(note)
     directory = None
@@ -97,67 +183,15 @@ def run(
         if original is None:
             directory = RunDirectory.create(path, plan, facts, overwrite)
         else:
-            directory = RunDirectory.reopen(path, plan, facts, log.warning)
+            directory = RunDirectory.reopen(path, plan, facts, log.warning, original)
     return execute(plan, directory, watch, notes)
-
-
-def resume(
-    path: str | Path,
-    overrides: str | Sequence[str] = (),
-    *,
-    data_dir: str | Path | None = None,
-    device: str | None = None,
-    workers: int | str = 0,
-    workers_per_gpu: int = 1,
-    watch: Watcher | None = None,
-    notes: Notes = log.info,
-) -> RunResult:
-    """Resume the run in a directory from its own config; a larger `rounds=N` in the overrides extends it."""
-    path = Path(path)
-    config = config_file(path)
-    facts = read_facts(path)
-    return run(
-        config,
-        overrides,
-        out=path,
-        resume=True,
-        data_dir=data_dir or text_of(facts, "data_dir"),
-        device=device or text_of(facts, "device") or "cpu",
-        workers=workers,
-        workers_per_gpu=workers_per_gpu,
-        watch=watch,
-        notes=notes,
-    )
-
-
-def config_file(path: Path) -> Path:
-    """The config of the run in a directory, from which the run can be resumed."""
-    require(path.is_dir(), f"there is no run directory {path}.")
-    require((path / CONFIG).is_file(), f"{path} is not a run directory: it has no {CONFIG}.")
-    try:
-        read_yaml(path / CONFIG)
-    except DiskError:
-        raise
-    except FedadcError as error:  # a config that was good when the run was started
-        raise DataError(str(error)) from error
-    return path / CONFIG
-
-
-def _original_config(path: Path) -> Config | None:
-    """The config of the run in a directory; None if no run was started there."""
-    if is_unstarted(path):
-        return None
-    if not (path / CONFIG).is_file():
-        require_empty(path, overwrite=True)  # reports a folder that is no run directory at all
-        raise RunDamaged(f"{path} cannot be resumed: it has no {CONFIG}.")
-    return load_config(config_file(path))
 
 
 def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
     return {
         **environment(device),
         "workers": plan.federation.workers,
-        "config_folder": str(plan.config.folder),
+        "config_folder": str(plan.config.folder.resolve()),
         "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().resolve()),
         "data_notes": list(plan.federation.data.notes),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +15,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from fedadc.errors import FedadcError
+from fedadc.errors import FedadcError, require
 
 log = logging.getLogger("fedadc")
 LOCK = ".lock"
@@ -66,6 +67,31 @@ def flush_folder(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_file(path, text.encode())
+
+
+def write_new_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read. It appears with all its content, and never replaces another."""
+    partial = path.with_name(f"{path.name}-{os.getpid()}{PARTIAL}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
+        flush(partial)
+        os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_regular(path: Path, what: str) -> bytes:
+    """The content of a regular file: no symbolic link, no pipe or device, which may never end."""
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # Windows has only the last
+    try:
+        require(not path.is_symlink(), f"{what}: {path} is a symbolic link, which is not followed.")
+        require(stat.S_ISREG(path.lstat().st_mode), f"{what}: {path} is not a regular file.")
+        with os.fdopen(os.open(path, os.O_RDONLY | sum(flags)), "rb") as stream:
+            require(stat.S_ISREG(os.fstat(stream.fileno()).st_mode), f"{what}: {path} is not a regular file.")
+            return stream.read()
+    except OSError as error:
+        raise FedadcError(f"{what}: {path} cannot be read ({error.strerror or error}).") from error
 
 
 @contextmanager
