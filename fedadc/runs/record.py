@@ -12,7 +12,7 @@ from typing import Any
 
 from fedadc.config.settings import Config, changed_config, parse_config
 from fedadc.config.yaml import parse_yaml, read_yaml
-from fedadc.errors import DataError, FedadcError, kind_of_failure, require
+from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
 from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
