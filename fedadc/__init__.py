@@ -1,4 +1,8 @@
-"""fedadc: accelerated federated learning with drift control. The public names load on first use."""
+"""fedadc: accelerated federated learning with drift control.
+
+What most programs need is here: `Federation` or `run`, data, results, errors. The rest is in namespaces such as
+`fedadc.methods` and `fedadc.objectives`. All names load on first use, so `import fedadc` is quick.
+"""
 
 from __future__ import annotations
 
@@ -26,98 +30,75 @@ os.environ.setdefault("MKL_CBWR", _widest_vectors())  # read when torch loads
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; read at the first product on a GPU
 
 if TYPE_CHECKING:
-    from fedadc.communication.clock import Between, Clock, Fixed, LogNormal
-    from fedadc.communication.downlinks import Broadcast, Downlink, Overlap, Pull
-    from fedadc.communication.network import Communication
-    from fedadc.communication.uplinks import EightBit, Full, TopK, Uplink
-    from fedadc.config.settings import Config
-    from fedadc.data import (
-        Dataset,
-        HeldOut,
-        Normalization,
-        from_arrays,
-        from_clients,
-        from_csv,
-        from_images,
-        from_npz,
-        from_torch,
-    )
-    from fedadc.data.batches import Augment, Batch
-    from fedadc.errors import FedadcError
-    from fedadc.evaluation.metrics import Evaluation
-    from fedadc.federation import Federation
-    from fedadc.methods import (
-        Ditto,
-        FedAdagrad,
-        FedAdam,
-        FedADC,
-        FedADCDouble,
-        FedAvg,
-        FedAvgM,
-        FedBABU,
-        FedDyn,
-        FedPer,
-        FedProx,
-        FedRep,
-        FedYogi,
-        LocalOnly,
-        Method,
-        Scaffold,
-        SlowMo,
-    )
-    from fedadc.objectives import (
-        CrossEntropy,
-        GlobalDistillation,
-        ModelContrast,
-        NotTrueDistillation,
-        Objective,
-        RestrictedSoftmax,
-        SelfConfidence,
-    )
-    from fedadc.partitions import IID, Dirichlet, Natural, Partition, Pooled, SortAndPartition
-    from fedadc.personal.folder import personal_state_dict
-    from fedadc.personal.personalize import PersonalizationResult, personalize
-    from fedadc.runs.checkpoint import Checkpoints
-    from fedadc.runs.record import load_config
-    from fedadc.runs.runner import RunResult, resume, run
-    from fedadc.schedules import Cosine, Exponential, Step
-    from fedadc.selections import Clusters, Covering, Selection, Uniform
-    from fedadc.training.client_states import Storage
-    from fedadc.training.ensembles import EMA, SWA, Ensembles, Lookahead
-    from fedadc.training.faults import Faults
-    from fedadc.training.state import Round, RunState
-    from fedadc.views.local import Local
-    from fedadc.views.local_work import LocalWork
-    from fedadc.views.round_info import RoundInfo
-    from fedadc.views.setup import Setup
+    from fedadc import communication as communication
+    from fedadc import data as data
+    from fedadc import errors as errors
+    from fedadc import evaluation as evaluation
+    from fedadc import methods as methods
+    from fedadc import models as models
+    from fedadc import objectives as objectives
+    from fedadc import partitions as partitions
+    from fedadc import personal as personal
+    from fedadc import schedules as schedules
+    from fedadc import selections as selections
+    from fedadc import training as training
+    from fedadc import views as views
+    from fedadc.analysis.comparison import compare as compare
+    from fedadc.analysis.demo import demo as demo
+    from fedadc.analysis.experiment import experiment as experiment
+    from fedadc.analysis.label_counts import label_counts as label_counts
+    from fedadc.config.catalog import catalog as catalog
+    from fedadc.config.settings import Config as Config
+    from fedadc.config.starter import init as init
+    from fedadc.data import Dataset as Dataset
+    from fedadc.data import from_arrays as from_arrays
+    from fedadc.data import from_clients as from_clients
+    from fedadc.data import from_csv as from_csv
+    from fedadc.data import from_images as from_images
+    from fedadc.data import from_npz as from_npz
+    from fedadc.data import from_torch as from_torch
+    from fedadc.data.loaders.download import download as download
+    from fedadc.errors import Diverged as Diverged
+    from fedadc.errors import FedadcError as FedadcError
+    from fedadc.federation import Federation as Federation
+    from fedadc.personal.personalize import personalize as personalize
+    from fedadc.runs.evaluate import evaluate as evaluate
+    from fedadc.runs.load import load as load
+    from fedadc.runs.record import load_config as load_config
+    from fedadc.runs.runner import resume as resume
+    from fedadc.runs.runner import run as run
+    from fedadc.views.local_work import LocalWork as LocalWork
 
-# fmt: off
 _HOME = {
-    "runs.checkpoint": ("Checkpoints",),
+    "analysis.comparison": ("compare",),
+    "analysis.demo": ("demo",),
+    "analysis.experiment": ("experiment",),
+    "analysis.label_counts": ("label_counts",),
+    "config.catalog": ("catalog",),
     "config.settings": ("Config",),
-    "data": (
-        "Dataset", "HeldOut", "Normalization", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz",
-        "from_torch",
-    ),
-    "data.batches": ("Augment", "Batch"),
-    "partitions": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
-    "errors": ("FedadcError",),
-    "evaluation.metrics": ("Evaluation",),
-    "communication.clock": ("Clock", "Fixed", "LogNormal", "Between"),
-    "communication.network": ("Communication",),
-    "communication.downlinks": ("Broadcast", "Downlink", "Overlap", "Pull"),
-    "training.ensembles": ("EMA", "SWA", "Ensembles", "Lookahead"),
-    "training.faults": ("Faults",),
+    "config.starter": ("init",),
+    "data": ("Dataset", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch"),
+    "data.loaders.download": ("download",),
+    "errors": ("Diverged", "FedadcError"),
     "federation": ("Federation",),
-    "views.local": ("Local",),
+    "personal.personalize": ("personalize",),
+    "runs.evaluate": ("evaluate",),
+    "runs.load": ("load",),
+    "runs.record": ("load_config",),
+    "runs.runner": ("resume", "run"),
     "views.local_work": ("LocalWork",),
-    "views.round_info": ("RoundInfo",),
-    "views.setup": ("Setup",),
-    "training.state": ("Round", "RunState"),
-    "schedules": ("Cosine", "Exponential", "Step"),
-    "selections": ("Clusters", "Covering", "Selection", "Uniform"),
-    "training.client_states": ("Storage",),
-    "communication.uplinks": ("EightBit", "Full", "TopK", "Uplink"),
+}
+_NAMESPACES = (
+    "communication", "data", "errors", "evaluation", "methods", "models", "objectives", "partitions", "personal",
+    "schedules", "selections", "training", "views",
+)  # fmt: skip
+_MOVED = {  # names of 0.2 that are now in a namespace; they warn, and are gone in 0.4
+    "communication": (
+        "Between", "Broadcast", "Clock", "Communication", "Downlink", "EightBit", "Fixed", "Full", "LogNormal",
+        "Overlap", "Pull", "TopK", "Uplink",
+    ),
+    "data": ("Augment", "Batch", "Normalization"),
+    "evaluation": ("Evaluation",),
     "methods": (
         "Ditto", "FedADC", "FedADCDouble", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBABU", "FedDyn", "FedPer",
         "FedProx", "FedRep", "FedYogi", "LocalOnly", "Method", "Scaffold", "SlowMo",
@@ -126,23 +107,33 @@ _HOME = {
         "CrossEntropy", "GlobalDistillation", "ModelContrast", "NotTrueDistillation", "Objective", "RestrictedSoftmax",
         "SelfConfidence",
     ),
-    "personal.folder": ("personal_state_dict",),
-    "personal.personalize": ("PersonalizationResult", "personalize"),
-    "runs.record": ("load_config",),
-    "runs.runner": ("RunResult", "resume", "run"),
-}
-# fmt: on
+    "partitions": ("IID", "Dirichlet", "Natural", "Partition", "Pooled", "SortAndPartition"),
+    "personal": ("PersonalizationResult", "personal_state_dict"),
+    "runs": ("Checkpoints", "RunResult"),
+    "schedules": ("Cosine", "Exponential", "Step"),
+    "selections": ("Clusters", "Covering", "Selection", "Uniform"),
+    "training": ("EMA", "SWA", "Ensembles", "Faults", "Lookahead", "Round", "RunState", "Storage"),
+    "views": ("Local", "RoundInfo", "Setup"),
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted([*_MODULE_OF, "__version__"])
+_NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name in names}
 
-
-_RENAMED = {"Normalisation": "Normalization", "Personalisation": "PersonalizationResult"}  # of 0.1; gone in 0.3
+__all__ = [
+    "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog",
+    "communication", "compare", "data", "demo", "download", "errors", "evaluate", "evaluation", "experiment",
+    "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
+    "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "resume", "run",
+    "schedules", "selections", "training", "views",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(f"fedadc.{name} is now fedadc.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        return __getattr__(_RENAMED[name])
+    if name in _NAMESPACES:
+        return importlib.import_module(f"fedadc.{name}")
+    if name in _NAMESPACE_OF:
+        namespace = _NAMESPACE_OF[name]
+        warnings.warn(f"fedadc.{name} is now fedadc.{namespace}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f"fedadc.{namespace}"), name)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fedadc' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fedadc.{_MODULE_OF[name]}"), name)
@@ -151,4 +142,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

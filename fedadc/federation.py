@@ -24,7 +24,7 @@ from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
-from fedadc.errors import article, require
+from fedadc.errors import FedadcError, article, one_line, require
 from fedadc.evaluation.evaluator import Evaluator, models_of, until
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
@@ -78,7 +78,7 @@ class Federation:
         **renamed: Any,
     ) -> None:
         partition, evaluate = _renamed(renamed, partition_by=partition, evaluation=evaluate)
-        method, communication = _with_objective(method, objective), communication or Communication()
+        method, communication = with_objective(method, objective), communication or Communication()
         work, augment, ensembles = local or LocalWork(), augment or Augment(), ensembles or Ensembles()
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         _require_types(
@@ -305,8 +305,8 @@ def _require_types(*arguments: tuple[Any, type, str]) -> None:
         require(valid, f"{name} must be {article(kind)}, not {value!r:.60}.")
 
 
-def _with_objective(method: Method | None, objective: Objective | None) -> Method:
-    """The method with its objective."""
+def with_objective(method: Method | None, objective: Objective | None) -> Method:
+    """The method with its objective, which methods hold; until version 0.4 it may also be given there."""
     method = FedAvg() if method is None else method
     own = getattr(method, "objective", None)
     require(isinstance(method, Method), f"method must be a Method, not {method!r:.60}.")
@@ -315,12 +315,19 @@ def _with_objective(method: Method | None, objective: Objective | None) -> Metho
         objective is None or isinstance(objective, Objective), f"objective must be an Objective, not {objective!r:.60}."
     )
     if objective is None:
+        if own != CrossEntropy():
+            text = "give the objective beside the method: Federation(method=..., objective=...)"
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
         return method
     require(
         own in (CrossEntropy(), objective),
         f"objective is {objective!r:.60}, but the method has {own!r:.60}; give one of them.",
     )
-    return replace(method, objective=objective)
+    try:
+        return replace(method, objective=objective)
+    except TypeError as error:  # a user-defined class with its own __init__
+        name = type(method).__name__
+        raise FedadcError(f"method: {name} cannot be given an objective ({one_line(error)}).") from error
 
 
 def _split(data: Dataset, test: float | None, validation: float | None, seed: int) -> Dataset:

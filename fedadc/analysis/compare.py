@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from fedadc.errors import FedadcError, require, unknown
@@ -77,7 +77,7 @@ def summarize(
     finals = {label: [final(r, metric) for r in members] for label, members in groups.items()}
     require(
         target is None or not is_share(metric) or 0 < target <= 1,
-        f"--target must be a share such as 0.9, not {target}.",
+        f"target must be a share such as 0.9, not {target}.",
     )
     if target is None:
         best = better(statistics.mean(f) for f in finals.values())
@@ -194,7 +194,7 @@ def _points(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
 def positions(run: RecordedRun, x: str) -> dict[int, float]:
     """The progress of a run after each round, measured by the axis `x`."""
     if x not in AXES:
-        raise unknown("--x", x, AXES)
+        raise unknown("x", x, AXES)
     axis, progress, total = AXES[x], {}, 0.0
     for record in run.records:
         values = [v for key in axis.keys if isinstance(v := record.get(key), int | float) and math.isfinite(v)]
@@ -224,10 +224,6 @@ def higher_is_better(metric: str) -> bool:
 def _per_client(runs: Sequence[RecordedRun], key: str) -> int:
     total = sum(int(r.get(key) or 0) for run in runs for r in run.records)
     return round(total / max(1, sum(len(r.get("cohort") or ()) for run in runs for r in run.records)))
-
-
-def as_json(rows: Sequence[Summary]) -> str:
-    return json.dumps([asdict(row) for row in rows], indent=2)
 
 
 def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:

@@ -7,8 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedadc.analysis.compare import summarize
+from fedadc.analysis.comparison import Comparison
+from fedadc.analysis.plots import PLOT
 from fedadc.config.settings import Config
-from fedadc.runs.record import load_config
+from fedadc.runs.directory import require_empty
+from fedadc.runs.record import load_config, read_run
+from fedadc.runs.runner import run
 
 BASE: dict[str, Any] = {
     "rounds": 60,
@@ -35,14 +40,23 @@ def configs(seeds: int) -> Iterator[tuple[str, Config]]:
             yield f"{folder}-seed{seed}", load_config({**BASE, "seed": seed, "label": label, "method": method})
 
 
-def run_demo(out: Path, seeds: int, overwrite: bool, watch: Callable[[str, dict[str, Any]], None]) -> list[Path]:
-    """Train all runs of the demo; returns their run directories. `watch` gets the name and the record of each round."""
-    from fedadc.runs.directory import require_empty
-    from fedadc.runs.runner import run
+def demo(
+    out: str | Path = "runs/demo",
+    *,
+    seeds: int = 3,
+    overwrite: bool = False,
+    watch: Callable[[str, dict[str, Any]], None] | None = None,
+) -> Comparison:
+    """Train all runs of the demo, compare them, and save their curves in `out`.
 
-    planned = list(configs(seeds))
+    `watch` is called with the name of a run and the record of every round.
+    """
+    planned, folder = list(configs(seeds)), Path(out)
     for name, _ in planned:
-        require_empty(out / name, overwrite)
+        require_empty(folder / name, overwrite)
     for name, config in planned:
-        run(config, out=out / name, overwrite=overwrite, watch=partial(watch, name))
-    return [out / name for name, _ in planned]
+        run(config, out=folder / name, overwrite=overwrite, watch=None if watch is None else partial(watch, name))
+    runs = [read_run(folder / name) for name, _ in planned]
+    result = Comparison(summarize(runs, TARGET), runs, "test_accuracy", title=TITLE)
+    result.plot(folder / PLOT)
+    return result

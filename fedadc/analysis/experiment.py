@@ -9,48 +9,36 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import re
 import statistics
-import threading
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedadc.analysis.compare import AXES, final, higher_is_better
+from fedadc.analysis.compare import AXES, final, higher_is_better, summarize
+from fedadc.analysis.comparison import Comparison
+from fedadc.analysis.plots import PLOT
+from fedadc.analysis.trials import Trial, Watcher, run_trials, unfinished
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
 from fedadc.config.settings import TABLES, Config, parse_config
 from fedadc.config.yaml import overlay, read_yaml, with_value
 from fedadc.errors import (
-    BUG,
-    CannotResume,
-    Diverged,
     FedadcError,
-    WorkersLost,
-    explained,
-    one_line,
     require,
     same_kind,
     unknown,
 )
-from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.settings import Settings
-from fedadc.runs.layout import MODEL
-from fedadc.runs.record import RecordedRun, load_config, model_origin, read_run
-from fedadc.runs.runner import RunResult, run
-from fedadc.system.files import write_text
-from fedadc.system.processes import blocked_interrupts
+from fedadc.runs.record import RecordedRun, read_run
+from fedadc.system.files import folder_lock, write_text
 from fedadc.system.user_code import Notes, UserCode
 
 log = logging.getLogger("fedadc")
-CHOICES, PLOT = "choices.json", "convergence.png"  # files in the folder of an experiment
+CHOICES = "choices.json"  # in the folder of an experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +82,6 @@ class Experiment(Settings):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One run of the experiment: one setting of one label with one seed."""
-
-    label: str
-    number: int  # the setting's position in the grid, from 1
-    setting: dict[str, Any]  # key.sub -> value
-    config: Config
-    folder: str
-
-
-@dataclass(frozen=True)
 class Choice:
     """The setting that was chosen for a label, and the scores of all its settings."""
 
@@ -118,6 +95,68 @@ class Choice:
         return ", ".join(f"{key} {value}" for key, value in self.setting.items()) or (
             "as given" if self.runs else "all diverged"
         )
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """What `experiment` returns: the runs of the best settings side by side, and how these were chosen."""
+
+    comparison: Comparison | None  # None: every setting diverged
+    choices: list[Choice]
+    choose_by: str
+    out: Path
+
+    def __repr__(self) -> str:
+        best = "\n".join(f"  {choice.label}: {choice.described()}" for choice in self.choices)
+        return f"ExperimentResult({self.out}), best settings by {self.choose_by}:\n{best}"
+
+
+def experiment(
+    file: str | Path,
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    data_dir: str | Path | None = None,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+) -> ExperimentResult:
+    """Train several methods, each with a grid of settings, and compare them at their best. Finished runs are kept.
+
+    `jobs` runs are trained at once (default: one per core) in the folder `out` (default: runs/FILE). `watch` is called
+    with the number of runs to train, and, except at the beginning, the label and the last record of a run that ended.
+    """
+    plan, trials = read_experiment(Path(file), notes)
+    data_folder = None if data_dir is None else Path(data_dir)
+    check_rows(trials, data_folder)
+    folder = Path("runs") / Path(file).stem if out is None else Path(out)
+    with folder_lock(folder):
+        diverged = _train_unfinished(trials, folder, jobs or os.cpu_count() or 1, data_folder, watch, notes)
+        choices = choose(plan, trials, folder, diverged)
+        write_choices(choices, plan.choose_by, folder / CHOICES)
+        runs = [run for choice in choices for run in choice.runs]
+        if not runs:
+            return ExperimentResult(None, choices, plan.choose_by, folder)
+        rows = summarize(runs, plan.target, plan.metric, plan.x)
+        result = Comparison(rows, runs, plan.metric, plan.x, plan.title)
+        result.plot(folder / PLOT)
+    return ExperimentResult(result, choices, plan.choose_by, folder)
+
+
+def _train_unfinished(
+    trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Watcher | None, notes: Notes
+) -> set[str]:
+    """Train the runs of an experiment that are not finished; returns the folders of those that diverged."""
+    todo = unfinished(trials, out)
+    if len(todo) < len(trials):
+        kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} are already finished and are kept"
+        notes(f"{kept}; if your data or code has changed since, choose another folder")
+    if watch is not None:
+        watch(len(todo), "", None)
+    try:
+        return run_trials(todo, out, jobs, data_dir, watch)
+    except KeyboardInterrupt:
+        notes("finished runs are kept; run the same experiment again to continue")
+        raise
 
 
 def read_experiment(path: Path, notes: Notes = log.info) -> tuple[Experiment, list[Trial]]:
@@ -176,11 +215,6 @@ def _hash_without_seed(config: Config) -> str:
     return hashlib.blake2b(json.dumps(tree, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
 
 
-def unfinished(trials: Sequence[Trial], out: Path) -> list[Trial]:
-    """The trials that have no finished run in `out`."""
-    return [trial for trial in trials if not _finished(out / trial.folder, trial.config)]
-
-
 def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
     """Check the first config of every label with its data, so that a mistake is found before anything is trained."""
     checked: set[str] = set()
@@ -191,110 +225,6 @@ def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:
                 prepare(trial.config, data_dir)
             except FedadcError as error:
                 raise same_kind(error, f"runs.{trial.label}: {error}") from error
-
-
-KILLED = (
-    "a training process was killed, so this run and others are not finished; if memory is short, use fewer --jobs "
-    "(finished runs are kept)."
-)
-
-
-@dataclass(frozen=True)
-class TrialFailure:
-    """Why a trial ended early; it is sent from a process of the pool."""
-
-    message: str
-    exit_code: int
-    trace: str = ""  # the traceback of a bug
-
-    @property
-    def diverged(self) -> bool:
-        """True for divergence, which is a result like any other."""
-        return self.exit_code == Diverged.exit_code
-
-
-class RunsFailed(FedadcError):
-    """Some runs failed. The exit code is that of the first, in the order of the experiment."""
-
-    def __init__(self, failures: Mapping[Path, TrialFailure]) -> None:
-        self.sentences = [str(FedadcError(f"{path}: {failure.message}")) for path, failure in failures.items()]
-        self.trace = next((failure.trace for failure in failures.values() if failure.trace), "")
-        self.exit_code = next(iter(failures.values())).exit_code
-        super().__init__(" ".join(self.sentences))
-
-
-def run_trials(
-    trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Callable[[str, dict[str, Any]], None]
-) -> set[str]:
-    """Train these trials, `jobs` at once; returns the folders of those that diverged.
-
-    A trial that fails for another reason does not stop the others. All failures are reported at the end, `RunsFailed`.
-    """
-    results: dict[str, dict[str, Any] | TrialFailure] = {}  # by the folder of the trial
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_exit_with_parent) as pool:
-        try:
-            with blocked_interrupts():
-                running = {
-                    pool.submit(_train, t.config.tree(), t.config.folder, out / t.folder, data_dir): t for t in trials
-                }
-            for done in as_completed(running):
-                trial = running[done]
-                result = results[trial.folder] = done.result()
-                watch(trial.label, {} if isinstance(result, TrialFailure) else result)
-        except BrokenProcessPool:  # which ends the other trials too
-            first = next(t for t in trials if t.folder not in results)
-            results[first.folder] = TrialFailure(KILLED, WorkersLost.exit_code)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    failures = {t.folder: r for t in trials if isinstance(r := results.get(t.folder), TrialFailure)}
-    if not all(failure.diverged for failure in failures.values()):
-        raise RunsFailed({out / folder: failure for folder, failure in failures.items() if not failure.diverged})
-    return set(failures)
-
-
-def _exit_with_parent() -> None:
-    """End this process of the pool when its parent ends; else it would wait forever for work from a killed parent."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _train(tree: Mapping[str, Any], folder: Path, out: Path, data_dir: Path | None) -> dict[str, Any] | TrialFailure:
-    """Train in a process of the pool; returns the last record."""
-    try:
-        config = load_config(tree, folder=folder)
-        return _run_or_resume(config, out, data_dir).history[-1]
-    except Exception as error:  # a bug in a user's own method must not stop the other runs
-        known = explained(error)
-        if known is None:
-            return TrialFailure(f"{type(error).__name__}: {one_line(error)}", BUG, traceback.format_exc())
-        return TrialFailure(str(known), known.exit_code)
-
-
-def _run_or_resume(config: Config, out: Path, data_dir: Path | None) -> RunResult:
-    """Resume from the last checkpoint, or start again if there is none that fits the config."""
-    try:
-        return run(config, out=out, resume=True, data_dir=data_dir, notes=lambda _: None)
-    except CannotResume:
-        return run(config, out=out, overwrite=True, data_dir=data_dir, notes=lambda _: None)
-
-
-def _finished(path: Path, config: Config) -> bool:
-    try:
-        last = read_run(path).records[-1]
-    except FedadcError:
-        return False
-    # The model of an earlier round was saved at an interruption; 0: the file does not say its round.
-    is_final = (path / MODEL).is_file() and model_origin(path / MODEL)[1] in (last["round"], 0)
-    saved = is_final or not config.method.federated
-    return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
 
 
 def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, diverged: Collection[str]) -> list[Choice]:

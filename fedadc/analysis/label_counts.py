@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ from fedadc.config.build import load_data, words_of_the_config
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Array
 from fedadc.partitions import Natural, deal
+from fedadc.runs.record import TRAINING_ONLY, load_config
+from fedadc.system.user_code import Notes
 
+log = logging.getLogger("fedadc")
 PLOTTED_CLIENTS = 200  # at most
 
 
@@ -58,9 +63,18 @@ def _range(values: Array) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def label_counts(config: Config, data_dir: str | Path | None = None) -> LabelCounts:
-    """The label counts of the partition that a run of this config uses."""
-    config, data = load_data(config, data_dir)
+def label_counts(
+    source: Config | Mapping[str, Any] | str | Path,
+    overrides: str | Sequence[str] = (),
+    *,
+    data_dir: str | Path | None = None,
+    trust: bool = False,
+    notes: Notes = log.info,
+) -> LabelCounts:
+    """The label counts of the partition that a run of this config uses; only what `data` names is loaded."""
+    changes = [overrides] if isinstance(overrides, str) else overrides
+    chosen = load_config(source, changes, without=TRAINING_ONLY, trust=trust, notes=notes)
+    config, data = load_data(chosen, data_dir)
     seed = config.seed if config.data.seed is None else config.data.seed
     with words_of_the_config(config):
         clients = deal(data, config.data.partition, config.data.clients, seed)

@@ -14,6 +14,7 @@ from fedadc.analysis.compare import AXES, curve, group, is_share, positions, uni
 from fedadc.errors import DiskError, FedadcError, one_line, require
 from fedadc.runs.record import RecordedRun
 
+PLOT = "convergence.png"  # in the folder of several runs
 STYLES = ("-", "--", ":", "-.")
 COLORS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
 
@@ -107,7 +108,7 @@ def escape_dollars(text: str) -> str:
 
 
 def save_png(figure: Any, path: Path) -> None:
-    require(path.suffix.lower() in ("", ".png"), f"--plot: {path.name} should end in .png; plots are PNG files.")
+    require(path.suffix.lower() in ("", ".png"), f"{path.name} should end in .png; plots are PNG files.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedadc.cli import configs, data, results, training
+from fedadc.cli.options import in_words_of_the_command_line
 from fedadc.errors import BUG, FedadcError, explained
 
 EXIT_CODES = {
@@ -104,7 +105,7 @@ def _report(error: Exception) -> int:
     if trace := getattr(known, "trace", ""):  # of a bug in one of several runs
         _print_error(trace.rstrip("\n"))
     for sentence in getattr(known, "sentences", [str(known)]):
-        _print_error(f"error: {sentence}" + "".join(f" ({note})" for note in location))
+        _print_error(f"error: {_translated(sentence)}" + "".join(f" ({note})" for note in location))
     return known.exit_code
 
 
@@ -130,12 +131,20 @@ def _command() -> Any:
     return root
 
 
+def _translated(text: str) -> str:
+    """A message of the Python API in the words of the command line."""
+    root = _command()
+    commands = (*root.commands.values(), *root.commands["data"].commands.values())
+    named = {param.name: [opt for opt in param.opts if opt.startswith("--")] for c in commands for param in c.params}
+    return in_words_of_the_command_line(text, {name: opts[0] for name, opts in named.items() if opts})
+
+
 class _Warnings(logging.Handler):
     """Prints each warning on its own line. A progress bar replaces sys.stderr, so they appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
-            print(f"warning: {record.getMessage()}", file=sys.stderr)
+            print(f"warning: {_translated(record.getMessage())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

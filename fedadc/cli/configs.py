@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedadc.cli.options import Json
-from fedadc.errors import DiskError
 
 
 def list_table(
@@ -22,20 +21,15 @@ def list_table(
     json: Json = False,
 ) -> None:
     """List the methods, models, data sets and other names for a config, with settings and defaults."""
-    from fedadc.cli.catalog import entries
     from fedadc.cli.terminal import catalog_table
+    from fedadc.config.catalog import catalog
 
-    catalog_table(what, entries(what), json)
+    catalog_table(what, catalog(what), json)
 
 
 def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("fedadc.yaml")) -> None:
     """Write a commented starter config."""
-    from fedadc.config.starter import STARTER
-    from fedadc.errors import require
+    from fedadc.config.starter import init as write_starter
 
-    require(not path.exists(), f"{path} already exists; choose another name.")
-    try:
-        path.write_text(STARTER, encoding="utf-8")
-    except OSError as error:
-        raise DiskError(f"cannot write {path} ({error.strerror or error}).") from error
+    write_starter(path)
     typer.echo(f"wrote {path}; train with: fedadc run {path}")

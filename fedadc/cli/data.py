@@ -17,10 +17,10 @@ def data_get(
 ) -> None:
     """Download a data set, verify its checksums and unpack it."""
     from fedadc.cli.terminal import progress_of_download, say
-    from fedadc.data.loaders.download import get
+    from fedadc.data.loaders.download import download
 
     with progress_of_download() as progress:
-        folder = get(name, data_dir, origin, progress)
+        folder = download(name, data_dir, origin, progress)
     say(f"{name} is in {folder}")
 
 
@@ -35,10 +35,8 @@ def data_show(
     """Show how many samples of each class every client holds."""
     from fedadc.analysis.label_counts import label_counts, plot_label_counts
     from fedadc.cli.terminal import label_counts_table, note, say
-    from fedadc.runs.record import TRAINING_ONLY, load_config
 
-    chosen = load_config(config, overrides or [], without=TRAINING_ONLY, trust=trust, notes=note)
-    counts = label_counts(chosen, data_dir)
+    counts = label_counts(config, overrides or (), data_dir=data_dir, trust=trust, notes=note)
     if plot_file is not None:
         plot_label_counts(counts, plot_file)
     label_counts_table(counts, json)

@@ -5,6 +5,9 @@ An empty metavar keeps typer from showing `<bool>` beside a flag that takes no v
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,3 +35,16 @@ Trust = Annotated[
         "--trust", metavar="", help="Load the user code that a run directory names although it is not sealed."
     ),
 ]
+
+
+def in_words_of_the_command_line(text: str, options: Mapping[str, str]) -> str:
+    """A message of the Python API with options in the place of arguments, e.g. --out for `out`.
+
+    `options` has the option of every argument. An argument at the beginning of the message has no quotes; it may also
+    be a key of the config, so it is only replaced where its option was given.
+    """
+    text = re.sub(r"`(\w+)`", lambda found: options.get(found[1], found[0]), text)
+    first = re.match(r"(\w+)(?=: | must | is | ')", text)
+    option = options.get(first[1], "") if first else ""
+    given = option and any(word.partition("=")[0] == option for word in sys.argv[1:])
+    return option + text[len(first[1]) :] if first and given else text

@@ -27,23 +27,14 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare runs in a table: mean ± std over seeds, rounds to a target, bytes sent; optionally plot them."""
-    from fedadc.analysis.compare import as_json, summarize
-    from fedadc.analysis.plots import plot
+    from fedadc.analysis.comparison import compare as compare_runs
     from fedadc.cli.terminal import comparison, note, say
-    from fedadc.runs.record import find_runs, read_run
 
-    read = [read_run(path) for path in find_runs(runs)]
-    for run in read:
-        if run.records[-1]["round"] < run.tree.get("rounds", 0) and not run.stopped():
-            note(f"{run.path} ended after {run.records[-1]['round']} of {run.tree['rounds']} rounds")
-    rows = summarize(read, target, metric, x)
+    result = compare_runs(runs, target=target, metric=metric, x=x, notes=note)
     if plot_file is not None:
-        plot(read, plot_file, metric, x=x)
-    if json:
-        typer.echo(as_json(rows))
-        return
-    comparison(rows, metric)
-    if plot_file is not None:
+        result.plot(plot_file)
+    comparison(result, metric, json)
+    if plot_file is not None and not json:
         say(f"plot:  {plot_file}")
 
 
@@ -63,10 +54,10 @@ def evaluate(
 
     import_torch()
     from fedadc.cli.terminal import metrics_table, note
-    from fedadc.runs.evaluate import evaluate_run
+    from fedadc.runs.evaluate import evaluate as evaluate_run
 
     names = [m.strip() for m in metrics.split(",") if m.strip()]
-    values = evaluate_run(run, data, names, data_dir, device, trust, note)
+    values = evaluate_run(run, data, metrics=names, data_dir=data_dir, device=device, trust=trust, notes=note)
     metrics_table(values, json)
 
 

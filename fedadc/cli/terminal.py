@@ -22,10 +22,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fedadc.analysis.compare import Summary, table_rows
+from fedadc.analysis.compare import table_rows
+from fedadc.analysis.comparison import Comparison
 from fedadc.analysis.experiment import Choice
 from fedadc.analysis.label_counts import LabelCounts
-from fedadc.cli.catalog import CatalogEntry
+from fedadc.config.catalog import CatalogEntry
 from fedadc.personal.results import ResultRow
 from fedadc.personal.results import table_rows as personal_rows
 from fedadc.runs.runner import RunResult
@@ -151,10 +152,18 @@ def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str
 
 
 @contextmanager
-def progress_of_trials(trials: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """A callback for the last record of every trial of an experiment."""
-    with _bar(trials, "runs") as bar:
-        yield bar.advance
+def progress_of_trials() -> Iterator[Callable[[int, str, dict[str, Any] | None], None]]:
+    """A callback of an experiment: first for the number of runs, then for the last record of each."""
+    bars: list[_Lines | _Bar] = []
+    with ExitStack() as shown:
+
+        def watch(runs: int, label: str, record: dict[str, Any] | None) -> None:
+            if not bars:
+                bars.append(shown.enter_context(_bar(runs, "runs")))
+            if record is not None:
+                bars[0].advance(label, record)
+
+        yield watch
 
 
 @contextmanager
@@ -208,8 +217,11 @@ def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
     out.print(table)
 
 
-def comparison(rows: Sequence[Summary], title: str) -> None:
-    headings, cells = table_rows(rows)
+def comparison(result: Comparison, title: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(row) for row in result.rows], indent=2))
+        return
+    headings, cells = table_rows(result.rows)
     caption = "mean of the last 10 rounds, then mean ± std over seeds; up, down: bytes per client and round"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for index, heading in enumerate(headings):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Trust, Workers, WorkersPerGpu
-
-if TYPE_CHECKING:
-    from fedadc.analysis.experiment import Trial
 
 
 def run(
@@ -105,23 +100,17 @@ def demo(
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.analysis.compare import as_json, summarize
-    from fedadc.analysis.demo import DEMO_METHODS, TARGET, TITLE, configs, run_demo
-    from fedadc.analysis.plots import plot
+    from fedadc.analysis.demo import DEMO_METHODS, TITLE, configs
+    from fedadc.analysis.demo import demo as run_demo
+    from fedadc.analysis.plots import PLOT
     from fedadc.cli.terminal import comparison, progress_of_runs, say
-    from fedadc.runs.record import read_run
 
     rounds = sum(config.rounds for _, config in configs(seeds))
     with progress_of_runs(rounds, len(DEMO_METHODS) * seeds) as watch:
-        runs = [read_run(path) for path in run_demo(out, seeds, overwrite, watch)]
-    rows = summarize(runs, TARGET)
-    picture = out / "convergence.png"
-    plot(runs, picture, title=TITLE)
-    if json:
-        typer.echo(as_json(rows))
-        return
-    comparison(rows, TITLE)
-    say(f"runs:  {out}\nplot:  {picture}")
+        result = run_demo(out, seeds=seeds, overwrite=overwrite, watch=watch)
+    comparison(result, TITLE, json)
+    if not json:
+        say(f"runs:  {out}\nplot:  {out / PLOT}")
 
 
 def experiment(
@@ -137,50 +126,21 @@ def experiment(
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.analysis.compare import as_json, summarize
-    from fedadc.analysis.experiment import CHOICES, PLOT, check_rows, choose, read_experiment, write_choices
-    from fedadc.analysis.plots import plot
-    from fedadc.cli.terminal import choices_table, comparison, note, say
-    from fedadc.system.files import folder_lock
+    from fedadc.analysis.experiment import CHOICES
+    from fedadc.analysis.experiment import experiment as run_experiment
+    from fedadc.analysis.plots import PLOT
+    from fedadc.cli.terminal import choices_table, comparison, note, progress_of_trials, say
 
-    plan, trials = read_experiment(file, note)
-    check_rows(trials, data_dir)
-    out = out or Path("runs") / file.stem
-    with folder_lock(out):
-        diverged = _train_unfinished(trials, out, jobs or os.cpu_count() or 1, data_dir)
-        choices = choose(plan, trials, out, diverged)
-        write_choices(choices, plan.choose_by, out / CHOICES)
-        runs = [run for choice in choices for run in choice.runs]
-        if not runs:
-            note("every setting diverged, so there is nothing to compare")
-            typer.echo("[]") if json else choices_table(choices, plan.choose_by)
-            return
-        rows, picture = summarize(runs, plan.target, plan.metric, plan.x), out / PLOT
-        if json:
-            typer.echo(as_json(rows))
-        else:
-            comparison(rows, plan.title)
-            choices_table(choices, plan.choose_by)
-        plot(runs, picture, plan.metric, plan.title, plan.x)
+    with progress_of_trials() as watch:
+        result = run_experiment(file, out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note)
+    if result.comparison is None:
+        note("every setting diverged, so there is nothing to compare")
+        typer.echo("[]") if json else choices_table(result.choices, result.choose_by)
+        return
+    comparison(result.comparison, result.comparison.title or "", json)
     if not json:
-        say(f"runs:  {out}\nplot:  {picture}\nall settings:  {out / CHOICES}")
-
-
-def _train_unfinished(trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None) -> set[str]:
-    """Train the runs of an experiment that are not finished; returns the folders of those that diverged."""
-    from fedadc.analysis.experiment import run_trials, unfinished
-    from fedadc.cli.terminal import note, progress_of_trials
-
-    todo = unfinished(trials, out)
-    if len(todo) < len(trials):
-        kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} are already finished and are kept"
-        note(f"{kept}; if your data or code has changed since, choose another --out")
-    with progress_of_trials(len(todo)) as watch:
-        try:
-            return run_trials(todo, out, jobs, data_dir, watch)
-        except KeyboardInterrupt:
-            note("finished runs are kept; run the same command again to continue")
-            raise
+        choices_table(result.choices, result.choose_by)
+        say(f"runs:  {result.out}\nplot:  {result.out / PLOT}\nall settings:  {result.out / CHOICES}")
 
 
 def _preload(workers: str) -> None:

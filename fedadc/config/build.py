@@ -21,8 +21,7 @@ from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
-from fedadc.federation import Federation
-from fedadc.methods import Method
+from fedadc.federation import Federation, with_objective
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.partitions import default_partition
@@ -62,7 +61,8 @@ def prepare(
             model=module,
             data=data,
             test=0,  # held out already
-            method=_with_objective(config),
+            method=config.method,
+            objective=config.objective,
             local=config.local,
             clients=config.data.clients,
             partition=config.data.partition,
@@ -110,7 +110,7 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
         return agree(
             module,
             spec,
-            Server(_with_objective(config), config.ensembles),
+            Server(with_objective(config.method, config.objective), config.ensembles),
             work=config.local,
             augment=config.data.augment,
             uplink=config.communication.uplink,
@@ -157,14 +157,6 @@ def words_of_the_config(config: Config) -> Iterator[None]:
         if argument and argument[0] in keys:
             raise same_kind(error, keys[argument[0]] + str(error)[argument.end() :]) from error
         raise
-
-
-def _with_objective(config: Config) -> Method:
-    try:
-        return replace(config.method, objective=config.objective)
-    except TypeError as error:  # a user-defined class with its own __init__
-        name = type(config.method).__name__
-        raise FedadcError(f"method: {name} cannot be given an objective ({one_line(error)}).") from error
 
 
 def _clock(config: Config) -> Clock | None:

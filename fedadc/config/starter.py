@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from fedadc.errors import kind_of_failure, require
+
 STARTER = """\
 # Config of a FedADC run. Train: fedadc run THIS_FILE     Change a setting: fedadc run THIS_FILE local.lr=0.05
 seed: 0                      # all random numbers derive from it; data.seed and model.seed default to it
@@ -33,3 +37,14 @@ evaluate: {every: 1}         # rounds; also metrics: [top5, macro_f1, per_class]
 # clock: {down: 1.0e+6, up: 1.0e+6, step_seconds: 0.01, latency: 0.05}   # virtual time: docs/communication.md
 # checkpoint: {every: 10}    # rounds; default: by time. Resume an interrupted run: fedadc resume RUN
 """
+
+
+def init(path: str | Path = "fedadc.yaml") -> Path:
+    """Write a commented config to start from; an existing file is not replaced."""
+    file = Path(path)
+    require(not file.exists(), f"{file} already exists; choose another name.")
+    try:
+        file.write_text(STARTER, encoding="utf-8")
+    except OSError as error:
+        raise kind_of_failure(error)(f"cannot write {file} ({error.strerror or error}).") from error
+    return file

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fedadc.data.batches import Augment, Batch
 from fedadc.data.dataset import Clients, Dataset, DataSpec, Normalization, Samples
 from fedadc.data.loaders.arrays import from_arrays, from_clients, from_torch
 from fedadc.data.loaders.builtin import cifar10, cifar100, digits, fashion_mnist, mnist
@@ -30,6 +31,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 __all__ = [
-    "DATASETS", "Clients", "DataSpec", "Dataset", "HeldOut", "Normalization", "Samples", "from_arrays", "from_clients",
-    "from_csv", "from_images", "from_npz", "from_torch",
+    "DATASETS", "Augment", "Batch", "Clients", "DataSpec", "Dataset", "HeldOut", "Normalization", "Samples", "cifar10",
+    "cifar100", "digits", "fashion_mnist", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz",
+    "from_torch", "mnist",
 ]  # fmt: skip

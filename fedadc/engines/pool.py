@@ -133,7 +133,7 @@ class WorkerPool:
         if over_it >= MOST_DEATHS or self._deaths >= MOST_DEATHS * self.count:
             raise WorkersLost(
                 f"{max(over_it, self._deaths)} worker processes died one after another, the last one {_manner(code)}"
-                f"{doing}; if memory is short, use fewer workers (--workers)."
+                f"{doing}; if memory is short, use fewer `workers`."
             )
         self._record_event(f"worker {worker.number + 1} {_manner(code)}{doing}; a new one takes its place")
         worker.pipe.close()

@@ -115,7 +115,7 @@ def tuned_part(federation: Federation, theta: Vector, layers: Layers) -> TunedPa
 def require_split(model: FlatModel, example: Tensor) -> None:
     """Refuse a model whose classifier cannot be tuned separately from the body."""
     model.part("head")
-    name, advice = type(model.module).__name__, "tune the whole model instead (--layers all)"
+    name, advice = type(model.module).__name__, "tune the whole model instead (`layers` all)"
     require(model.is_head_of_embed(example), f"{name}'s forward(x) is not head(embed(x)); {advice}.")
     inside = {id(p) for p in model.module.head.parameters()}  # type: ignore[union-attr]
     outside = [p for n, p in model.module.named_parameters(remove_duplicate=False) if not n.startswith("head.")]
@@ -134,5 +134,5 @@ def calibrated(
     sent = ServerBroadcast(ROUND, work.lr, part.start, {}, float(len(features)))
     result = local_update(own, own.client_data(features), None, sent, ClientTask(client, steps))
     if not received(own, result, 1.0).reports[0].finite:
-        raise Diverged(f"client {client}: calibration diverged to non-finite values; lower the learning rate (--lr).")
+        raise Diverged(f"client {client}: calibration diverged to non-finite values; lower the learning rate (`lr`).")
     return part.model.theta.clone()  # exactly what the inner loop computed; start - delta would be rounded

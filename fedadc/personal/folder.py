@@ -37,12 +37,12 @@ BATCH = 256  # files that are written and flushed to the disk together
 
 def check_target(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that is not empty; with `overwrite`, one that contains files of another origin."""
-    require(not folder.exists() or folder.is_dir(), f"{folder} is a file; --out needs a folder.")
+    require(not folder.exists() or folder.is_dir(), f"{folder} is a file; `out` needs a folder.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    require(overwrite, f"{folder} already exists; choose another --out, or use --overwrite to replace it.")
+    require(overwrite, f"{folder} already exists; choose another `out`, or use `overwrite` to replace it.")
     foreign = ", ".join(foreign_in_personal(folder)[:3])
-    require(not foreign, f"{folder} contains {foreign}, which `personalize` did not write; choose another --out.")
+    require(not foreign, f"{folder} contains {foreign}, which `personalize` did not write; choose another `out`.")
 
 
 class PersonalFolder:

@@ -57,7 +57,7 @@ def personalize(
     require(len({p.resolve() for p in paths}) == len(paths), "the same run is given twice.")
     require(
         out is None or len(paths) == 1,
-        "--out is for one run; with several runs, each gets its own folder RUN/personal.",
+        "`out` is for one run; with several runs, each gets its own folder RUN/personal.",
     )
     recorded = [read_run(path) for path in paths]
     for run in recorded:

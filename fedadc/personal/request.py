@@ -30,11 +30,9 @@ class Request(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            1 <= self.epochs <= MOST, f"epochs must be at least 1 and at most {MOST}, not {self.epochs} (--epochs)."
-        )
+        require(1 <= self.epochs <= MOST, f"epochs must be at least 1 and at most {MOST}, not {self.epochs}.")
         if self.lr is not None:
-            require(0 < self.lr <= 1e30, f"lr must be positive and at most 1e30, not {self.lr} (--lr).")
+            require(0 < self.lr <= 1e30, f"lr must be positive and at most 1e30, not {self.lr}.")
 
     def calibration(self, config: Config) -> Calibration:
         """How the clients of a run with this config tune their models."""
@@ -43,7 +41,7 @@ class Request(Settings):
         calibration = Calibration(work=work, layers=self.layers, **given)
         for name, regularizer in (("mu", "prox"), ("lam", "confidence")):
             unused = getattr(self, name) is not None and regularizer not in self.regularizers
-            require(not unused, f"--{name} is for --regularizer {regularizer}, which is not given.")
+            require(not unused, f"`{name}` is for the regularizer {regularizer}, which is not given.")
         for regularizer in self.regularizers:
             calibration.method(regularizer)  # refuses an unknown one
         return calibration
@@ -65,9 +63,9 @@ def client_numbers(selected: str | Sequence[int] | None, names: Sequence[str]) -
             continue
         first, dash, last = str(word).strip().partition("-")
         valid = first.isdecimal() and (last.isdecimal() if dash else True) and len(first + last) < 40
-        require(valid, f"--clients: {str(word)[:40]!r} is not a client's name, its number or a range such as 0-9.")
+        require(valid, f"clients: {str(word)[:40]!r} is not a client's name, its number or a range such as 0-9.")
         low, high = int(first), int(last or first)
-        require(low <= high, f"--clients: the range {word} begins after its end.")
-        require(high < clients, f"--clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")
+        require(low <= high, f"clients: the range {word} begins after its end.")
+        require(high < clients, f"clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")
         found |= set(range(low, high + 1))
     return sorted(found)

@@ -152,7 +152,7 @@ def start_file(run: RecordedRun, config: Config, name: str | None) -> Path | Non
     """The file of the model from which the clients calibrate; None if the method stores a model for each client."""
     if not stores_models(config.method):
         return saved_model(run, name)
-    require(name is None, f"--model does not apply to {run.path}: its method stores a model for each client.")
+    require(name is None, f"`model` does not apply to {run.path}: its method stores a model for each client.")
     return None
 
 

@@ -54,7 +54,7 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
 
     The new data is an .npz or .csv file with the client of every sample, or a YAML file whose `data` is partitioned.
     """
-    require(file.is_file(), f"--data: there is no file {file}.", DataError)
+    require(file.is_file(), f"data: there is no file {file}.", DataError)
     read = _read_yaml_data if file.suffix.lower() in (".yaml", ".yml") else _read_data_file
     new, clients, natural = read(file, plan, before.names, data_dir)
     assert new.test is not None
@@ -120,14 +120,14 @@ def _read_data_file(
     """The data of an .npz or .csv file with the classes (and columns) of the run, its clients, and True: natural."""
     config = plan.config
     if config.data.name == "csv":
-        require(file.suffix.lower() == ".csv", f"--data: {file.name} must be a .csv, like the run's data, or a .yaml.")
+        require(file.suffix.lower() == ".csv", f"data: {file.name} must be a .csv, like the run's data, or a .yaml.")
         try:
             new = csv_like(file, plan.federation.data)
         except FedadcError as error:
-            message = f"--data: {file.name} does not fit the run ({one_line(error).rstrip('.')})."
+            message = f"data: {file.name} does not fit the run ({one_line(error).rstrip('.')})."
             raise same_kind(error, message) from error
     else:
-        require(file.suffix.lower() == ".npz", f"--data: {file.name} must be .npz or .yaml (.csv for csv data).")
+        require(file.suffix.lower() == ".npz", f"data: {file.name} must be .npz or .yaml (.csv for csv data).")
         new = npz_like(file, plan.federation.data)
     _require_compatible(file, new, plan.federation.data)
     no_owners = f"{file} does not say which client each sample belongs to: it needs client ids."

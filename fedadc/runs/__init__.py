@@ -1,1 +1,6 @@
-"""Run directories: training from a config, checkpoints, resuming, and reading the results."""
+"""Run directories: written during training, resumed after an interruption, read afterwards."""
+
+from fedadc.runs.checkpoint import Checkpoints
+from fedadc.runs.runner import RunResult, resume, run
+
+__all__ = ["Checkpoints", "RunResult", "resume", "run"]

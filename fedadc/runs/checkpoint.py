@@ -263,5 +263,5 @@ def check_room(free: int, federation: Federation) -> None:
     if free < needed:
         raise DiskError(
             f"the disk has {free:,} bytes left, but this run's first checkpoint and model take {needed:,}; make room, "
-            "or choose another --out."
+            "or choose another `out`."
         )

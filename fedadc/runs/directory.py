@@ -320,7 +320,7 @@ def _require_resumable(path: Path, done: int, rounds: int) -> None:
     if not done and (has_rounds or (path / MODEL).exists()):
         raise RunDamaged(
             f"the run in {path} cannot be resumed because its checkpoints are missing, and nothing was changed; "
-            "restore them, or start again with --overwrite."
+            "restore them, or start again with `overwrite`."
         )
     if rounds < done:
         raise CannotResume(f"the run in {path} has {done} rounds already; rounds must be at least that, not {rounds}.")
@@ -333,13 +333,13 @@ def require_empty(path: Path, overwrite: bool) -> None:
         return
     require(
         overwrite,
-        f"{path} is not empty; choose another --out, or use --resume to resume the run in it, or --overwrite to "
+        f"{path} is not empty; choose another `out`, or use `resume` to resume the run in it, or `overwrite` to "
         "replace it.",
     )
     foreign = [p.name for p in contents if not _is_run_file(p)]
     require(
         not foreign,
-        f"{path} contains {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another --out.",
+        f"{path} contains {', '.join(sorted(foreign)[:3])}, which is not part of a run; choose another `out`.",
     )
 
 
@@ -354,11 +354,11 @@ def is_unstarted(path: Path) -> bool:
 def folder_contents(path: Path) -> list[Path]:
     """The files and folders in a folder, except its lock file; none if the folder does not exist."""
     try:
-        require(not path.exists() or path.is_dir(), f"{path} is a file; --out needs a folder.")
+        require(not path.exists() or path.is_dir(), f"{path} is a file; `out` needs a folder.")
         return [p for p in path.iterdir() if p.name != LOCK] if path.is_dir() else []
     except (OSError, ValueError) as error:
         raise kind_of_failure(error, FedadcError)(
-            f"--out: {str(path)[:60]} is not a usable folder ({error})."
+            f"`out`: {str(path)[:60]} is not a usable folder ({error})."
         ) from error
 
 

@@ -23,20 +23,23 @@ from fedadc.training.state import Metrics
 log = logging.getLogger("fedadc")
 
 
-def evaluate_run(
-    path: Path,
-    other: Path | None,
-    metrics: Sequence[str],
-    data_dir: Path | None,
-    device: str,
+def evaluate(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    metrics: str | Sequence[str] = (),
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
     trust: bool = False,
     notes: Notes = log.info,
 ) -> dict[str, Metrics]:
-    """Metrics of the saved models per split; only on the samples in `other` if given.
+    """Metrics of the saved models of a run per split; only on the samples in the file or folder `data` if given.
 
-    The names of splits begin with the name of the model, except for the model by which the run is judged. User code is
-    loaded if it is as the run has sealed it, or with `trust`.
+    `metrics` are further ones: top5, macro_f1, per_class. The names of splits begin with the name of the model, except
+    for the model by which the run is judged. User code is loaded if it is as the run has sealed it, or with `trust`.
     """
+    metrics = [metrics] if isinstance(metrics, str) else metrics
+    path, other = Path(run), None if data is None else Path(data)
     for name in metrics:
         if name not in EXTRA_METRICS:
             raise unknown("metric", name, EXTRA_METRICS)
@@ -49,7 +52,7 @@ def evaluate_run(
     )
     main_file = saved_model(recorded)
     evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
-    require(other is None or other.exists(), f"--data: there is no {other}.", DataError)
+    require(other is None or other.exists(), f"data: there is no {other}.", DataError)
     model = replace(config.model, weights=None)
     config = replace(config, evaluate=evaluation, model=model, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
@@ -68,6 +71,6 @@ def evaluate_run(
     found: dict[str, Metrics] = {}
     for prefix, file in {"": main_file, **other_files}.items():
         federation.load_state_dict(read_weights(file), str(file))
-        evaluate = replace(federation.counter, splits=splits)
-        found |= {prefix + name: metrics for name, metrics in evaluate(federation.start().theta).items()}
+        counter = replace(federation.counter, splits=splits)
+        found |= {prefix + name: values for name, values in counter(federation.start().theta).items()}
     return found

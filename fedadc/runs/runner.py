@@ -80,7 +80,7 @@ def run(
     presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
     config = load_config(source, changes, presets=presets, trust=trust, notes=notes)
     path = None if out is None else Path(out)
-    require(not (resume and overwrite), "use --resume or --overwrite, not both.")
+    require(not (resume and overwrite), "use `resume` or `overwrite`, not both.")
     require(not resume or path is not None, "resume needs `out`, the run directory to resume.")
     original = None
     if path is not None:
@@ -225,7 +225,7 @@ def execute(
                         directory.append(result)
                 state = result.state
                 if watch:
-                    watch(history[-1])
+                    _show(watch, history[-1])
             if directory is not None:
                 directory.finish()
         except BaseException as reason:  # a signal, divergence, a full disk, a bug in user code: keep what was trained
@@ -238,3 +238,11 @@ def execute(
         finally:
             federation.close()
     return RunResult(config, history, state, plan, None if directory is None else directory.path)
+
+
+def _show(watch: Watcher, record: dict[str, Any]) -> None:
+    try:
+        watch(record)
+    except Exception as error:  # the run is saved, as after any other failure
+        error.add_note(f"raised by `watch` after round {record['round']}")
+        raise

@@ -88,7 +88,7 @@ def seal_run(run: Path, config: Config, warn: Callable[[str], None]) -> None:
     try:
         key = _own_key()
     except (FedadcError, OSError) as error:
-        warn(f"{run} is not sealed, so that resuming it will need --trust ({str(error).rstrip('.')})")
+        warn(f"{run} is not sealed, so that resuming it will need `trust` ({str(error).rstrip('.')})")
         return
     tree = parse_yaml(config.yaml(), CONFIG)
     names = {where: name for where in code.used if (name := _written_name(tree, where))}
@@ -115,7 +115,7 @@ def require_unchanged_code(run: Path, config: Config) -> None:
     if changed:
         raise CannotResume(
             f"{', '.join(changed)} in {config.code.folder} {'has' if len(changed) == 1 else 'have'} changed since "
-            f"{run} was sealed; resume it with the new code with --trust (in Python trust=True), or start another run."
+            f"{run} was sealed; resume it with the new code with `trust`, or start another run."
         )
 
 

@@ -55,7 +55,7 @@ def resolve_workers(workers: int | str, device: str, per_gpu: int = 1, gpus: int
         valid = number.isdecimal() and int(number) <= MAX_WORKERS
         require(valid, f"workers must be auto or a number from 0 (no extra process) to {MAX_WORKERS}, not {workers!r}.")
         return int(number)
-    require(per_gpu >= 1, f"--workers-per-gpu must be at least 1, not {per_gpu}.")
+    require(per_gpu >= 1, f"workers_per_gpu must be at least 1, not {per_gpu}.")
     kind, index = torch.device(device).type, torch.device(device).index
     if kind == "cpu":
         count = cores()
@@ -81,7 +81,7 @@ def resolve_device(name: str) -> str:
         kind = torch.device(name).type
     except RuntimeError:
         kind = ""
-    require(kind in ("cpu", "cuda", "mps"), f"--device must be auto, cpu, cuda, cuda:N or mps, not {name!r}.")
-    require(kind != "cuda" or torch.cuda.is_available(), f"--device {name}: this machine has no CUDA device.")
-    require(kind != "mps" or torch.backends.mps.is_available(), "--device mps: this machine has no MPS device.")
+    require(kind in ("cpu", "cuda", "mps"), f"device must be auto, cpu, cuda, cuda:N or mps, not {name!r}.")
+    require(kind != "cuda" or torch.cuda.is_available(), f"device is {name}, but this machine has no CUDA device.")
+    require(kind != "mps" or torch.backends.mps.is_available(), "device is mps, but this machine has no MPS device.")
     return name

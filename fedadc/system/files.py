@@ -116,7 +116,7 @@ def _lock(file: IO[str], folder: Path) -> bool:
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FedadcError(f"another process is writing to {folder}; wait for it or choose another --out.") from None
+        raise FedadcError(f"another process is writing to {folder}; wait for it or choose another `out`.") from None
     except (ImportError, OSError) as error:  # the operating system or the file system has no locks
         log.warning("%s cannot be locked (%s); make sure that no other process writes to it", folder, error)
         return True

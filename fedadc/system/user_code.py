@@ -70,7 +70,7 @@ def not_trusted(where: str, name: str, folder: Path, reason: str) -> FedadcError
     """The error for user code that a run directory names and that nobody has vouched for."""
     return FedadcError(
         f"{where}: the user code {name} in {folder} is not loaded, because {reason}; read it first, then load it with "
-        "--trust (in Python trust=True)."
+        "`trust`."
     )
 
 

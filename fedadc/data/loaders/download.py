@@ -120,8 +120,14 @@ def check_md5(path: Path, md5: str) -> None:
     require(found == md5, wrong, DataError)
 
 
-def get(name: str, data_dir: str | Path | None, origin: str | None = None, progress: Progress | None = None) -> Path:
-    """Download, verify and unpack a data set. `origin` is another URL, or a local folder or archive."""
+def download(
+    name: str, data_dir: str | Path | None = None, origin: str | None = None, progress: Progress | None = None
+) -> Path:
+    """Download, verify and unpack a data set; returns its folder.
+
+    `origin` is another URL, or a local folder or archive. `progress` is called with the file, the bytes so far and the
+    bytes in total.
+    """
     require(name != "digits", "data digits needs no download; it is part of the package.")
     if name not in SOURCES:
         raise unknown("data set to download", name, SOURCES)
@@ -148,7 +154,7 @@ def get(name: str, data_dir: str | Path | None, origin: str | None = None, progr
         reason = getattr(error, "reason", None) or error
         raise kind_of_failure(reason)(
             f"data {name} could not be downloaded ({reason}): put {', '.join(source.files)} into {target} yourself, or "
-            f"pass --from a folder, an archive or another URL that has {(source.archive or ('them',))[0]}."
+            f"pass as `origin` a folder, an archive or another URL that has {(source.archive or ('them',))[0]}."
         ) from error
     finally:
         for folder in new_folders:
@@ -185,7 +191,7 @@ def _fetch(address: str, target: Path, md5: str, progress: Progress | None) -> P
         check_md5(partial, md5)
         partial.replace(target)
     except ValueError as error:  # raised by urllib for an invalid URL
-        raise FedadcError(f"--from: {address!r} is neither a file, a folder nor a URL ({error}).") from error
+        raise FedadcError(f"`origin`: {address!r} is neither a file, a folder nor a URL ({error}).") from error
     finally:
         partial.unlink(missing_ok=True)
     return target

@@ -33,8 +33,8 @@ class CatalogEntry:
     facts: dict[str, str] = field(default_factory=dict)  # methods only: paper, communication, client state, computation
 
 
-def entries(what: str) -> list[CatalogEntry]:
-    """The entries of one table: the built-in ones, then plugins, which are not imported."""
+def catalog(what: str) -> list[CatalogEntry]:
+    """What a config can name, e.g. catalog("methods"): the built-in entries, then plugins, which are not imported."""
     built_in = _built_in(what)
     return built_in + _plugin_entries(what, {entry.name for entry in built_in})
 

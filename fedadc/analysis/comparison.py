@@ -1,0 +1,66 @@
+"""`fedadc compare` as a value: a table of runs, and a plot of their curves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedadc.analysis.compare import Summary, summarize, table_rows
+from fedadc.analysis.plots import plot
+from fedadc.runs.record import RecordedRun, find_runs, read_run
+from fedadc.system.user_code import Notes
+
+log = logging.getLogger("fedadc")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side: a row for each setting, over its seeds."""
+
+    rows: list[Summary]
+    runs: list[RecordedRun]
+    metric: str
+    x: str = "round"
+    title: str | None = None
+
+    def plot(self, file: str | Path) -> Path:
+        """Save the convergence curves as a PNG."""
+        plot(self.runs, Path(file), self.metric, self.title, self.x)
+        return Path(file)
+
+    def __iter__(self) -> Iterator[Summary]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        """The table as text: as many lines as there are rows, and one for the headings."""
+        headings, cells = table_rows(self.rows)
+        widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+        lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in [headings, *cells])
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def compare(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    target: float | None = None,
+    metric: str = "test_accuracy",
+    x: str = "round",
+    notes: Notes = log.info,
+) -> Comparison:
+    """Compare run directories, or folders of them: mean ± std over seeds, progress until a target, bytes sent.
+
+    `target` is the value to reach (default: 90 % of the best), `x` the measure of progress: round, bytes, bytes_up,
+    bytes_down, virtual_seconds, seconds or samples. No user code is loaded.
+    """
+    paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
+    read = [read_run(path) for path in find_runs(paths)]
+    for run in read:
+        done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
+        if done < planned and not run.stopped():
+            notes(f"{run.path} ended after {done} of {planned} rounds")
+    return Comparison(summarize(read, target, metric, x), read, metric, x)
