@@ -28,7 +28,7 @@ SECONDS = Checkpointing().seconds
 
 
 def federation(
-    model: torch.nn.Module, shape: tuple[int, ...], method: fedadc.Method, clients: int
+    model: torch.nn.Module, shape: tuple[int, ...], method: fedadc.methods.Method, clients: int
 ) -> fedadc.Federation:
     """Clients with two samples each, all of whom take part in every round."""
     rng = torch.Generator().manual_seed(0)
@@ -44,11 +44,11 @@ def runs() -> dict[str, fedadc.Federation]:
     image = (3, 32, 32)
     small = mlp(784, 100, CLASSES)
     return {
-        "FedADC, MLP": federation(small, (784,), fedadc.FedADC(), 10),
-        "FedADC, the paper's CNN": federation(CNN(image, CLASSES), image, fedadc.FedADC(), 2),
-        "FedADC, ResNet-18": federation(ResNet18(image, CLASSES), image, fedadc.FedADC(), 2),
-        "SCAFFOLD, MLP, 100 clients": federation(small, (784,), fedadc.Scaffold(), 100),
-        "SCAFFOLD, MLP, 1,000 clients": federation(small, (784,), fedadc.Scaffold(), 1000),
+        "FedADC, MLP": federation(small, (784,), fedadc.methods.FedADC(), 10),
+        "FedADC, the paper's CNN": federation(CNN(image, CLASSES), image, fedadc.methods.FedADC(), 2),
+        "FedADC, ResNet-18": federation(ResNet18(image, CLASSES), image, fedadc.methods.FedADC(), 2),
+        "SCAFFOLD, MLP, 100 clients": federation(small, (784,), fedadc.methods.Scaffold(), 100),
+        "SCAFFOLD, MLP, 1,000 clients": federation(small, (784,), fedadc.methods.Scaffold(), 1000),
     }
 
 
@@ -56,7 +56,7 @@ def measured(trained: fedadc.Federation) -> tuple[float, float]:
     """Seconds of a checkpoint after a round that changed every client, and the megabytes that were new in it."""
     seconds = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as room:
-        checkpoints = fedadc.Checkpoints(Path(room) / "checkpoints", trained)
+        checkpoints = fedadc.runs.Checkpoints(Path(room) / "checkpoints", trained)
         for result in trained.rounds(REPEATS + 1):
             began = time.perf_counter()
             checkpoints.write(result.state)

@@ -28,12 +28,12 @@ CLIENTS, COHORT, ROUNDS = 40, 4, 30
 VECTOR, STEPS, STEP_SECONDS, UP, LATENCY = 10e6, 8, 0.5, 1e6, 0.05  # a model of 10 MB, links of 1 MB/s up
 
 
-def famous() -> dict[str, fedadc.Method]:
+def famous() -> dict[str, fedadc.methods.Method]:
     pairs = {name: METHODS[m](objective=OBJECTIVES[o]()) for name, (m, o) in PAIRS.items()}
     return {**{name: cls() for name, cls in METHODS.items()}, **pairs}
 
 
-def vectors(method: fedadc.Method, downlink: Downlink) -> tuple[float, float, float] | str:
+def vectors(method: fedadc.methods.Method, downlink: Downlink) -> tuple[float, float, float] | str:
     """Up, down and of that ahead, per client of a cohort and round, in sizes of what is sent of theta; or why not."""
     rng = np.random.default_rng(0)
     samples = [(torch.from_numpy(rng.normal(size=(4, 5))).float(), torch.arange(4) % 2) for _ in range(CLIENTS)]
@@ -45,7 +45,7 @@ def vectors(method: fedadc.Method, downlink: Downlink) -> tuple[float, float, fl
             method=method,
             local=fedadc.LocalWork(steps=2, batch_size=4, lr=0.01),
             cohort=COHORT,
-            communication=fedadc.Communication(downlink=downlink),
+            communication=fedadc.communication.Communication(downlink=downlink),
         )
     except fedadc.FedadcError as error:
         return str(error)

@@ -13,9 +13,9 @@ import fedadc
 from fedadc.data.dataset import Dataset, Samples
 
 METHODS = {
-    "fedavg": fedadc.FedAvg(),
-    "fedadc": fedadc.FedADC(),
-    "fedadc+": fedadc.FedADC(objective=fedadc.SelfConfidence()),
+    "fedavg": fedadc.methods.FedAvg(),
+    "fedadc": fedadc.methods.FedADC(),
+    "fedadc+": fedadc.methods.FedADC(objective=fedadc.objectives.SelfConfidence()),
 }
 FEATURES, EACH = 16, 10  # of the small clients that there are a million of
 

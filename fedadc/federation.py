@@ -270,11 +270,13 @@ class Federation:
 
     def __repr__(self) -> str:
         roster, work = self.coordinator.roster, self.agreement.work
-        amount = f"{work.steps} steps" if work.epochs is None else f"{work.epochs} epochs"
+        amount = (
+            f"{work.steps} steps" if work.epochs is None else f"{work.epochs} epochs".replace("1 epochs", "1 epoch")
+        )
         return (
             f"Federation({type(self.model.module).__name__} with {self.model.theta.numel():,} parameters, "
-            f"{self.data.name}, {len(roster):,} clients, {self.coordinator.cohort} per round,\n"
-            f"  {type(self.method).__name__} with {type(self.method.objective).__name__}, {amount} of "
+            f"{self.data.name}, {len(roster):,} clients, {self.coordinator.cohort} per round, "
+            f"{type(self.method).__name__} with {type(self.method.objective).__name__}, {amount} of "
             f"{work.batch_size} samples, lr {work.lr:g})"
         )
 

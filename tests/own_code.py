@@ -17,17 +17,17 @@ import my_helper
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow(fedadc.FedAvg):
+class Slow(fedadc.methods.FedAvg):
     gain: float = my_helper.GAIN
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other(fedadc.FedAvg):
+class Other(fedadc.methods.FedAvg):
     gain: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everybody(fedadc.Selection):
+class Everybody(fedadc.selections.Selection):
     def chooser(self, clients, size, label_counts, rng):
         return lambda rng: np.arange(size)
 

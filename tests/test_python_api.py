@@ -38,7 +38,11 @@ CONFIG = {
 def test_every_public_name_resolves(name: str) -> None:
     value = getattr(fedadc, name)
     assert value is not None and name in dir(fedadc)
-    assert getattr(value, "__name__", name) == name
+    assert getattr(value, "__name__", name) in (name, f"fedadc.{name}")
+
+
+def test_the_top_level_is_short() -> None:
+    assert len(set(fedadc.__all__) - set(fedadc._NAMESPACES)) <= 26
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -46,8 +50,15 @@ def test_type_checkers_see_the_same_names() -> None:
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     declared = {(n.module, a.name) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
     home = {(f"fedadc.{module}", name) for module, names in fedadc._HOME.items() for name in names}
-    assert declared == home
-    assert {name for _, name in home} | {"__version__"} == set(fedadc.__all__)
+    assert declared == home | {("fedadc", name) for name in fedadc._NAMESPACES}
+    assert {name for _, name in declared} | {"__version__"} == set(fedadc.__all__)
+
+
+@pytest.mark.parametrize("name", fedadc._NAMESPACE_OF)
+def test_names_that_moved_to_a_namespace_warn(name: str) -> None:
+    home = f"fedadc.{fedadc._NAMESPACE_OF[name]}"
+    with pytest.warns(DeprecationWarning, match=rf"fedadc\.{name} is now {home}\.{name}"):
+        assert getattr(fedadc, name) is getattr(sys.modules[home], name)
 
 
 def test_what_does_not_exist_is_an_attribute_error() -> None:
@@ -58,7 +69,7 @@ def test_what_does_not_exist_is_an_attribute_error() -> None:
 def test_public_names_stay_what_they_are_in_whatever_order_they_are_used() -> None:
     """A submodule of the same name must not take the place of a function."""
     code = "import fedadc\nfor name in reversed(fedadc.__all__): getattr(fedadc, name)\nassert callable(fedadc.run)\n"
-    names = "import fedadc, fedadc.cli.app, fedadc.config.settings\nfedadc.RunResult\nassert callable(fedadc.run)\n"
+    names = "import fedadc, fedadc.cli.app, fedadc.config.settings\nfedadc.run\nassert callable(fedadc.run)\n"
     for source in (code, names):
         done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -171,19 +182,19 @@ def own_net() -> Net:
 
 
 METHODS = [
-    fedadc.FedAvg(),
-    fedadc.SlowMo(beta=0.5),
-    fedadc.FedADC(beta=0.8, nesterov=True, objective=fedadc.SelfConfidence(lam=0.5)),
-    fedadc.FedADCDouble(),
+    fedadc.methods.FedAvg(),
+    fedadc.methods.SlowMo(beta=0.5),
+    fedadc.methods.FedADC(beta=0.8, nesterov=True, objective=fedadc.objectives.SelfConfidence(lam=0.5)),
+    fedadc.methods.FedADCDouble(),
 ]
 
 
-def federation(method: fedadc.Method, module: nn.Module | None = None, **settings: Any) -> fedadc.Federation:
+def federation(method: fedadc.methods.Method, module: nn.Module | None = None, **settings: Any) -> fedadc.Federation:
     return fedadc.Federation(
         model=module or own_net(),
         data=small_federation(),
         method=method,
-        local=fedadc.LocalWork(steps=3, batch_size=4, lr=0.05, schedule=fedadc.Cosine(horizon=4)),
+        local=fedadc.LocalWork(steps=3, batch_size=4, lr=0.05, schedule=fedadc.schedules.Cosine(horizon=4)),
         cohort=3,
         seed=7,
         **settings,
@@ -191,7 +202,7 @@ def federation(method: fedadc.Method, module: nn.Module | None = None, **setting
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
-def test_rounds_of_a_federation_and_going_on_from_the_middle(method: fedadc.Method) -> None:
+def test_rounds_of_a_federation_and_going_on_from_the_middle(method: fedadc.methods.Method) -> None:
     whole = list(federation(method).rounds(6))
     assert [r.round for r in whole] == [1, 2, 3, 4, 5, 6] and all(len(r.cohort) == 3 for r in whole)
     assert not torch.equal(whole[0].state.theta, whole[-1].state.theta) and whole[-1].test_accuracy is not None
@@ -259,7 +270,7 @@ def test_clients_may_be_arrays_tensors_or_dealt_out_by_a_partition() -> None:
         model=own_net(),
         data=fedadc.from_arrays(x, y),
         clients=4,
-        partition=fedadc.SortAndPartition(labels_per_client=1),
+        partition=fedadc.partitions.SortAndPartition(labels_per_client=1),
         test=0,
     )
     assert len(dealt.clients) == 4 and sorted(dealt.clients.indices.tolist()) == list(range(18))
@@ -275,13 +286,13 @@ def test_clients_may_be_arrays_tensors_or_dealt_out_by_a_partition() -> None:
         ({"cohort": 1.5}, "share"),
         ({"weighting": "sample"}, "uniform or samples"),
         ({"clients": 3}, None),
-        ({"augment": fedadc.Augment(flip=True)}, "needs images"),
+        ({"augment": fedadc.data.Augment(flip=True)}, "needs images"),
         ({"model": nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()}, "GroupNorm"),
         ({"model": nn.Linear(5, 3).double()}, "logits of shape"),
         ({"model": nn.Linear(6, 4).double()}, "fails on a batch"),
         ({"model": nn.Linear(5, 4).double().requires_grad_(False)}, "frozen"),
         ({"model": nn.Flatten()}, "logits"),
-        ({"method": fedadc.FedADCDouble(), "local": fedadc.LocalWork(momentum=0.5)}, "local.momentum"),
+        ({"method": fedadc.methods.FedADCDouble(), "local": fedadc.LocalWork(momentum=0.5)}, "local.momentum"),
     ],
     ids=lambda v: str(v)[:40],
 )
@@ -292,11 +303,3 @@ def test_impossible_federations_are_refused(settings: dict[str, Any], fragment: 
         return
     with pytest.raises(FedadcError, match=fragment):
         fedadc.Federation(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("Normalisation", "Normalization"), ("Personalisation", "PersonalizationResult")]
-)
-def test_old_names_warn_and_work(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=rf"fedadc\.{old} is now fedadc\.{new}"):
-        assert getattr(fedadc, old) is getattr(fedadc, new)

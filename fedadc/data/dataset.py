@@ -172,7 +172,7 @@ class Dataset:
     def __repr__(self) -> str:
         parts = [f"{len(samples):,} {split}" for split, samples in self.splits().items()]
         if self.owners is not None:
-            parts.append(f"{len(np.unique(self.owners)):,} clients")
+            parts.append("natural clients")
         shape = f"shape {_shape(self.input_shape)}"
         return f"Dataset({', '.join([self.name, *parts, shape, f'{len(self.classes):,} classes'])})"
 

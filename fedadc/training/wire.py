@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -37,7 +36,7 @@ T = TypeVar("T")
 class _Header:
     """What is in the header of every message."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     version: int
     kind: str
     agreement: str  # the fingerprint
@@ -144,6 +143,8 @@ class Wire:
 
     def _unpacked(self, content: bytes, kind: str, cls: type[T], most: int) -> tuple[T, State]:
         """The header and the tensors of a message that is not larger than expected."""
+        from pydantic import TypeAdapter, ValidationError  # takes long to import
+
         require(len(content) <= most + MAX_HEADER, f"a message of {len(content)} bytes is larger than a {kind} can be.")
         try:
             tree = json.loads(_metadata(content)[HEADER])

@@ -201,7 +201,7 @@ def test_grid_values_may_be_lists(tmp_path: Path) -> None:
 
 def test_a_bug_in_a_users_method_ends_only_its_own_runs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import fedadc\n\nclass Buggy(fedadc.FedAvg):\n    def step(self, theta, grad, local):\n        return 1 / 0\n"
+        "import fedadc\nclass Buggy(fedadc.methods.FedAvg):\n  def step(self, theta, grad, local): return 1 / 0\n"
     )
     buggy = {"set": {"method": "mine:Buggy"}, "grid": {"local.lr": [0.1, 0.2]}}
     _, trials = read_experiment(written(tmp_path, {**SMALL, "runs": {**SMALL["runs"], "B": buggy}}))

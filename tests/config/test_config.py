@@ -454,7 +454,9 @@ OWN = """
 from dataclasses import dataclass
 import torch
 from torch import nn
-from fedadc import CrossEntropy, FedAvg, Method, Objective, from_arrays
+from fedadc.data import from_arrays
+from fedadc.methods import FedAvg, Method
+from fedadc.objectives import CrossEntropy, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class Stay(FedAvg):

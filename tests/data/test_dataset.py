@@ -15,7 +15,7 @@ def test_a_data_set_is_printed_in_one_line() -> None:
     pooled = from_arrays(X, [0, 1, 2, 0, 1, 2], (X[:2], [0, 1]), name="tiny")
     assert repr(pooled) == "Dataset(tiny, 6 train, 2 test, shape 1×2×3, 3 classes)"
     natural = from_arrays(X, [0, 1] * 3, owners=list("aabbcc"), name="tiny")
-    assert repr(natural) == "Dataset(tiny, 6 train, 3 clients, shape 1×2×3, 2 classes)"
+    assert repr(natural) == "Dataset(tiny, 6 train, natural clients, shape 1×2×3, 2 classes)"
 
 
 def test_samples_and_clients_are_printed_in_one_line() -> None:

@@ -143,7 +143,7 @@ from dataclasses import dataclass
 import torch, fedadc
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(fedadc.FedAvg):
+class Mine(fedadc.methods.FedAvg):
     def step(self, theta, grad, local):
         return theta - local.lr * grad(theta).sign()
 
@@ -187,7 +187,7 @@ def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_command_line_says_in_which_round_and_by_which_client(workers: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import fedadc\nclass Bad(fedadc.FedAvg):\n    def step(self, theta, grad, local):\n        return None\n"
+        "import fedadc\nclass Bad(fedadc.methods.FedAvg):\n  def step(self, theta, grad, local): return None\n"
     )
     command = [sys.executable, "-m", "fedadc"]
     subprocess.run([*command, "init", "c.yaml"], check=True, capture_output=True, cwd=tmp_path)

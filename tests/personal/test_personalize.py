@@ -77,7 +77,7 @@ class Bent(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(fedadc.FedProx):
+class Masked(fedadc.methods.FedProx):
     """FedProx on the whole model with the gradient of the body set to zero."""
 
     mu: float = 0.0
@@ -156,7 +156,7 @@ def test_tuning_the_whole_model_equals_local_work() -> None:
     part = tuned_part(trained, theta, "all")
     with deterministic():
         own = part.features(data.train, trained.clients[1])
-        tuned = calibrated(part, trained.agreement, 1, own, WORK, fedadc.FedAvg())
+        tuned = calibrated(part, trained.agreement, 1, own, WORK, fedadc.methods.FedAvg())
         updated(trained, 0, WORK.lr, theta, 1, int(steps_of(trained, np.array([1]))[0]))
     assert torch.equal(tuned, trained.model.theta)
 
@@ -218,7 +218,7 @@ def test_a_diverged_calibration_names_the_client() -> None:
     own = part.features(trained.data.train, trained.clients[2])
     wild = replace(WORK, clip=None, lr=1e30)
     with deterministic(), pytest.raises(Diverged, match="client 2: calibration diverged"):
-        calibrated(part, trained.agreement, 2, own, wild, fedadc.FedProx(mu=1e200))
+        calibrated(part, trained.agreement, 2, own, wild, fedadc.methods.FedProx(mu=1e200))
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------

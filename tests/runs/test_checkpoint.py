@@ -372,19 +372,19 @@ def test_an_unfinished_manifest_is_no_checkpoint(tmp_path: Path, caplog: pytest.
 def test_a_loop_of_ones_own_can_be_saved_too(tmp_path: Path) -> None:
     def federation() -> fedadc.Federation:
         torch.manual_seed(0)
-        net, method = torch.nn.Linear(5, 4).double(), fedadc.Scaffold()
+        net, method = torch.nn.Linear(5, 4).double(), fedadc.methods.Scaffold()
         return fedadc.Federation(model=net, data=small_federation(), method=method, cohort=3)
 
     whole = list(federation().rounds(6))[-1].state
     first = federation()
-    checkpoints = fedadc.Checkpoints(tmp_path / "mine", first)
+    checkpoints = fedadc.runs.Checkpoints(tmp_path / "mine", first)
     assert checkpoints.newest() is None
     for result in first.rounds(6):
         checkpoints.write(result.state)
         if result.round == 4:
             break
     second = federation()
-    state = fedadc.Checkpoints(tmp_path / "mine", second).newest()
+    state = fedadc.runs.Checkpoints(tmp_path / "mine", second).newest()
     assert state is not None and state.round == 4
     last = list(second.rounds(6, start=state))[-1].state
     assert torch.equal(last.theta, whole.theta) and torch.equal(last.server["c"], whole.server["c"])
@@ -392,4 +392,4 @@ def test_a_loop_of_ones_own_can_be_saved_too(tmp_path: Path) -> None:
         k: s["c"].tolist() for k, s in whole.clients.items()
     }
     with pytest.raises(FedadcError, match=f"there is no folder {tmp_path / 'no'}"):
-        fedadc.Checkpoints(tmp_path / "no" / "such", second)
+        fedadc.runs.Checkpoints(tmp_path / "no" / "such", second)

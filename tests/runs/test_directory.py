@@ -128,9 +128,9 @@ def test_only_files_written_by_fedadc_are_deleted(tmp_path: Path) -> None:
     for name in ("thesis.txt", "best.safetensors", "round-7.json", "clients/list.csv", "clients/7.safetensors"):
         (mine / name).write_text("years of work")
     federation = fedadc.Federation(
-        model=torch.nn.Linear(5, 4).double(), data=small_federation(), method=fedadc.FedDyn()
+        model=torch.nn.Linear(5, 4).double(), data=small_federation(), method=fedadc.methods.FedDyn()
     )
-    checkpoints = fedadc.Checkpoints(mine, federation)
+    checkpoints = fedadc.runs.Checkpoints(mine, federation)
     before = contents(mine)
     for result in federation.rounds(4):
         checkpoints.write(result.state)
@@ -255,7 +255,7 @@ def test_the_model_of_an_interrupted_run_is_not_mistaken_for_the_final_one(tmp_p
 
 
 @dataclass(frozen=True, kw_only=True)
-class CannotBeShown(fedadc.FedADC):
+class CannotBeShown(fedadc.methods.FedADC):
     """A user-defined method with a bug that appears only when its model is evaluated."""
 
     def evaluated(self, theta: Any, server: Any) -> Any:
@@ -293,7 +293,7 @@ def test_a_checkpoint_is_kept_if_the_model_cannot_be_written(tmp_path: Path) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Complex(fedadc.FedAvg):
+class Complex(fedadc.methods.FedAvg):
     def server_state(self, theta: Any) -> Any:
         return {"z": torch.zeros(3, dtype=torch.complex128)}
 
@@ -364,7 +364,7 @@ def test_changed_frozen_weights_are_detected(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odd(fedadc.FedAvg):
+class Odd(fedadc.methods.FedAvg):
     """States that would give other results if a checkpoint changed their strides or their order."""
 
     def client_state(self, theta: Any) -> Any:
@@ -388,7 +388,7 @@ class Odd(fedadc.FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Renames(fedadc.FedAvg):
+class Renames(fedadc.methods.FedAvg):
     """States whose names change after the first round."""
 
     def client_state(self, theta: Any) -> Any:
@@ -405,7 +405,7 @@ class Renames(fedadc.FedAvg):
 
 
 @pytest.mark.parametrize("method", [Odd(), Renames()], ids=["odd", "renames"])
-def test_states_of_any_form_can_be_resumed(method: fedadc.Method, tmp_path: Path) -> None:
+def test_states_of_any_form_can_be_resumed(method: fedadc.methods.Method, tmp_path: Path) -> None:
     def federation(memory: float = 2.0, workers: int = 0) -> fedadc.Federation:
         torch.manual_seed(0)
         return fedadc.Federation(
@@ -413,7 +413,7 @@ def test_states_of_any_form_can_be_resumed(method: fedadc.Method, tmp_path: Path
             storage=Storage(memory_gb=memory), local=fedadc.LocalWork(steps=3, batch_size=4, lr=0.1),
         )  # fmt: skip
 
-    def bits(state: fedadc.RunState) -> tuple[Any, ...]:
+    def bits(state: fedadc.training.RunState) -> tuple[Any, ...]:
         clients = {k: {n: v.tolist() for n, v in s.items()} for k, s in state.clients.items()}
         return state.theta.tolist(), {n: v.tolist() for n, v in state.server.items()}, clients
 
@@ -422,9 +422,9 @@ def test_states_of_any_form_can_be_resumed(method: fedadc.Method, tmp_path: Path
     spread = federation(workers=2)
     assert bits(list(spread.rounds(6))[-1].state) == bits(whole[-1].state)
     spread.close()
-    fedadc.Checkpoints(tmp_path / "c", federation()).write(whole[2].state)
+    fedadc.runs.Checkpoints(tmp_path / "c", federation()).write(whole[2].state)
     again = federation()
-    state = fedadc.Checkpoints(tmp_path / "c", again).newest()
+    state = fedadc.runs.Checkpoints(tmp_path / "c", again).newest()
     assert bits(list(again.rounds(6, start=state, trusted=True))[-1].state) == bits(whole[-1].state)
 
 
@@ -433,11 +433,11 @@ def test_states_still_in_use_and_copies_of_states_are_saved_correctly(tmp_path: 
     federation = fedadc.Federation(
         model=torch.nn.Linear(5, 4),
         data=small_federation(),
-        method=fedadc.FedDyn(),
+        method=fedadc.methods.FedDyn(),
         cohort=4,
         storage=Storage(memory_gb=0),
     )
-    checkpoints, held = fedadc.Checkpoints(tmp_path / "c", federation), []
+    checkpoints, held = fedadc.runs.Checkpoints(tmp_path / "c", federation), []
     for result in federation.rounds(6):
         checkpoints.write(copy.deepcopy(result.state) if result.round == 3 else result.state)
         checkpoints.write(result.state)  # again
@@ -445,10 +445,10 @@ def test_states_still_in_use_and_copies_of_states_are_saved_correctly(tmp_path: 
         assert len(list((tmp_path / "c").glob("*.json"))) == min(2, result.round)
     for state, then in held:
         assert {k: v["h"].tolist() for k, v in state.clients.items()} == {k: v.tolist() for k, v in then.items()}
-    other = fedadc.Checkpoints(tmp_path / "d", federation)  # a second folder has files of its own
+    other = fedadc.runs.Checkpoints(tmp_path / "d", federation)  # a second folder has files of its own
     other.write(held[-1][0])
     shutil.rmtree(tmp_path / "c")
-    state = fedadc.Checkpoints(tmp_path / "d", federation).newest()
+    state = fedadc.runs.Checkpoints(tmp_path / "d", federation).newest()
     assert state is not None and {k: v["h"].tolist() for k, v in state.clients.items()} == {
         k: v.tolist() for k, v in held[-1][1].items()
     }

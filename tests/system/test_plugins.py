@@ -94,7 +94,7 @@ def test_two_packages_with_one_name_are_refused(site: Path, call: Call) -> None:
 
 def test_a_built_in_wins_over_a_plugin(site: Path, call: Call) -> None:
     package = install(site, "plug_f", {"methods": "fedavg = {m}.code:Slow", "datasets": "digits = {m}.code:dots"})
-    assert type(load_config({**TINY, "method": "fedavg"}).method) is fedadc.FedAvg
+    assert type(load_config({**TINY, "method": "fedavg"}).method) is fedadc.methods.FedAvg
     assert len(prepare(load_config(TINY)).federation.data.classes) == 10
     assert "the built-in one" in fine(call("list", "methods", "--json")) and trace(package) == []
 

@@ -221,7 +221,7 @@ def test_no_folder_stays_on_the_path(tmp_path: Path) -> None:
 
 
 def test_classes_given_in_python_are_never_looked_up(tmp_path: Path) -> None:
-    class Mine(fedadc.FedAvg):
+    class Mine(fedadc.methods.FedAvg):
         """Local to this function, so no name leads to it."""
 
     config = load_config({**TINY, "rounds": 2})

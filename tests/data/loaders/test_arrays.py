@@ -548,10 +548,12 @@ def test_from_npz_and_from_images_take_a_file_or_a_share(tmp_path: Path) -> None
 
 def test_from_npz_and_from_images_name_the_argument_that_is_wrong(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y)
-    refused(lambda: from_npz(tmp_path / "a.npz", test=0.5), "already has test data; remove test")
-    refused(lambda: from_npz(3), "path must be a path, not 3")  # type: ignore[arg-type]
+    refused(lambda: from_npz(tmp_path / "a.npz", test=0.5), "already has test data; remove test", kind=FedadcError)
+    refused(lambda: from_npz(3), "path must be a path, not 3", kind=FedadcError)  # type: ignore[arg-type]
     refused(lambda: from_images(tmp_path / "none"), "path: there is no folder")
-    refused(lambda: from_images(pictures(tmp_path / "pets"), size=0), "size must be at least 1, not 0")
+    refused(
+        lambda: from_images(pictures(tmp_path / "pets"), size=0), "size must be at least 1, not 0", kind=FedadcError
+    )
 
 
 @pytest.mark.parametrize("labels", [[[0, 1], [1, 7]], [["b", "a"], ["c", "a"]], [[1, 0], ["x", "1"]]])
