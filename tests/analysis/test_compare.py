@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedadc.analysis.compare import as_json, group, human_bytes, positions, summarize, table_rows
+from fedadc.analysis.compare import group, human_bytes, positions, summarize, table_rows
 from fedadc.analysis.plots import plot
 from fedadc.errors import FedadcError
 from fedadc.runs.record import RecordedRun, read_run
@@ -123,14 +123,6 @@ def test_another_metric(write: Write) -> None:
 def test_a_loss_is_not_shown_as_a_percentage(write: Write) -> None:
     _, (cells,) = table_rows(summarize([write([0.25, 0.75])], metric="test_loss"))
     assert cells[2] == "0.5000"
-
-
-def test_rows_as_json_are_the_rows(write: Write) -> None:
-    rows = summarize([write([0.5]), write([0.8], **FEDADC)], 0.6)
-    read = json.loads(as_json(rows))
-    assert [(r["label"], r["value"], r["rounds_to_target"]) for r in read] == [
-        ("fedavg", 0.5, None), ("fedadc", 0.8, 1),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from fedadc.analysis.compare import final
-from fedadc.analysis.experiment import Trial, check_rows, choose, read_experiment, run_trials, unfinished
+from fedadc.analysis.experiment import check_rows, choose, read_experiment
+from fedadc.analysis.trials import Trial, run_trials, unfinished
 from fedadc.config.presets import PRESETS
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError
@@ -49,7 +50,7 @@ def written(folder: Path, tree: Any) -> Path:
 
 
 def train(trials: list[Trial], out: Path, jobs: int = 1) -> set[str]:
-    return run_trials(unfinished(trials, out), out, jobs, None, lambda label, record: None)
+    return run_trials(unfinished(trials, out), out, jobs, None)
 
 
 def test_the_best_on_validation_data_is_chosen_and_finished_runs_are_kept(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 import fedadc
 from commands import contents
 from conftest import small_federation
-from fedadc.analysis.experiment import _finished
+from fedadc.analysis.trials import _finished
 from fedadc.config.build import prepare
 from fedadc.errors import CannotResume, FedadcError
 from fedadc.runs.directory import MetricsFile, RunDirectory, metrics_prefix
-from fedadc.runs.evaluate import evaluate_run
+from fedadc.runs.evaluate import evaluate
 from fedadc.runs.runner import execute
 from fedadc.system.files import folder_lock
 from fedadc.system.signals import Stopped
@@ -248,7 +248,7 @@ def test_the_model_of_an_interrupted_run_is_not_mistaken_for_the_final_one(tmp_p
     assert _finished(tmp_path / "a", config)
     shutil.copy(tmp_path / "early", tmp_path / "a/model.safetensors")  # as if killed before it was written
     assert not _finished(tmp_path / "a", config)
-    evaluate_run(tmp_path / "a", None, [], None, "cpu")
+    evaluate(tmp_path / "a")
     assert "was saved after round 2, but" in caplog.text and "is at round 6" in caplog.text
     fedadc.resume(tmp_path / "a")  # trains nothing, but writes the model
     assert _finished(tmp_path / "a", config)

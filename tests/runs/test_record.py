@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedadc
 from fedadc.analysis.compare import summarize
 from fedadc.errors import FedadcError
-from fedadc.runs.evaluate import evaluate_run
+from fedadc.runs.evaluate import evaluate
 from fedadc.runs.record import read_run
 from mutate import mutated, read_or_refused
 from snapshots import CONFIG, outcome
@@ -134,4 +134,4 @@ def test_a_damaged_model_is_evaluated_or_rejected(data: st.DataObject) -> None:
         place = Path(room) / "run"
         shutil.copytree(a_run(), place, ignore=shutil.ignore_patterns("checkpoints"))
         (place / "model.safetensors").write_bytes(data.draw(mutated((place / "model.safetensors").read_bytes())))
-        read_or_refused(lambda: evaluate_run(place, None, [], None, "cpu"))
+        read_or_refused(lambda: evaluate(place))

@@ -20,14 +20,13 @@ import fedadc
 from commands import Call, contents, fine, refused
 from fedadc.config.settings import Config
 from fedadc.errors import CannotResume, FedadcError
-from fedadc.runs.evaluate import evaluate_run
 from fedadc.runs.record import load_config
 from own_code import MINE, TINY, own_folder, trace
 
 MODEL_AND_DATA = {"model": {"name": "mine:Net"}, "data": {"name": "mine:dots", "clients": 4}}
 READERS: dict[str, Callable[..., Any]] = {
     "resume": lambda run, **how: fedadc.resume(run, "rounds=2", **how),
-    "evaluate": lambda run, **how: evaluate_run(run, None, [], None, "cpu", **how),
+    "evaluate": fedadc.evaluate,
     "personalize": lambda run, **how: fedadc.personalize(run, **how),
     "run": lambda run, **how: fedadc.run(run / "config.yaml", **how),
     "load_config": lambda run, **how: load_config(run / "config.yaml", **how),

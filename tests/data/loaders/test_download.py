@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedadc.data.loaders import download as files
-from fedadc.data.loaders.download import Source, get
+from fedadc.data.loaders.download import Source, download
 from fedadc.errors import FedadcError
 
 CONTENT = {"a.bin": b"first" * 1000, "b.bin": np.random.default_rng(0).bytes(5 << 19)}  # 5,000 bytes and 2.5 MiB
@@ -113,7 +113,7 @@ FORMS = pytest.mark.parametrize("archive", [None, ARCHIVE], ids=["files", "archi
 @FORMS
 def test_get_fetches_checks_and_unpacks(root: Path, register: Register, archive: bytes | None) -> None:
     register(archive)
-    target = get("small", root)
+    target = download("small", root)
     assert target == root / "small"
     assert everything(root) == {"small/a.bin", "small/b.bin"}  # no archive, no partial file, no readme
     assert {name: (target / name).read_bytes() for name in CONTENT} == CONTENT
@@ -125,15 +125,15 @@ def test_get_writes_into_fedadc_data_where_no_folder_is_given(
 ) -> None:
     register()
     monkeypatch.setenv("FEDADC_DATA", str(root))
-    assert get("small", None) == root / "small"
+    assert download("small", None) == root / "small"
 
 
 def test_files_that_are_there_are_not_fetched_again(root: Path, register: Register, web: Web) -> None:
     register()
-    get("small", root)
+    download("small", root)
     (root / "small" / "a.bin").write_bytes(b"damaged")
     web.requested.clear()
-    get("small", root)
+    download("small", root)
     assert web.requested == ["/files/a.bin"]
     assert (root / "small" / "a.bin").read_bytes() == CONTENT["a.bin"]
 
@@ -142,7 +142,7 @@ def test_files_that_are_there_are_not_fetched_again(root: Path, register: Regist
 def test_progress_grows_to_the_whole(root: Path, register: Register, archive: bytes | None) -> None:
     register(archive)
     calls: list[tuple[str, int, int]] = []
-    get("small", root, progress=lambda *call: calls.append(call))
+    download("small", root, progress=lambda *call: calls.append(call))
     expected = CONTENT if archive is None else {"small.tar.gz": archive}
     assert list(dict.fromkeys(what for what, _, _ in calls)) == list(expected)
     for what, content in expected.items():
@@ -158,7 +158,7 @@ def test_a_wrong_md5_leaves_no_file(root: Path, register: Register, web: Web, ar
     first = next(iter(web.pages))
     web.pages[first] = web.pages[first][:-1] + b"?"
     with pytest.raises(FedadcError, match="md5") as error:
-        get("small", root)
+        download("small", root)
     assert first in str(error.value)
     assert everything(root) == set()
 
@@ -170,7 +170,7 @@ def test_an_interrupted_connection_leaves_no_file(
     register(archive)
     web.cut = 100
     with pytest.raises(FedadcError):
-        get("small", root)
+        download("small", root)
     assert everything(root) == set()
 
 
@@ -181,7 +181,7 @@ def test_a_response_larger_than_any_official_file_is_refused(
     register(archive)
     monkeypatch.setattr(files, "MAX_FILE", 2 << 20)  # less than b.bin has
     with pytest.raises(FedadcError, match="is too large"):
-        get("small", root)
+        download("small", root)
     assert everything(root) <= {"small/a.bin"}
 
 
@@ -190,7 +190,7 @@ def test_404_names_where_to_put_the_files(root: Path, register: Register, web: W
     register(archive)
     web.pages = {}
     with pytest.raises(FedadcError) as error:
-        get("small", root)
+        download("small", root)
     assert all(word in str(error.value) for word in ["Not Found", "a.bin, b.bin", str(root / "small"), "--from"])
     assert everything(root) == set()
 
@@ -200,7 +200,7 @@ def test_connection_refused_names_where_to_put_the_files(root: Path, register: R
         free.bind(("127.0.0.1", 0))
         register(address=f"http://127.0.0.1:{free.getsockname()[1]}/")
         with pytest.raises(FedadcError, match="refused") as error:
-            get("small", root)
+            download("small", root)
     assert str(root / "small") in str(error.value)
 
 
@@ -217,7 +217,7 @@ def test_a_server_that_does_not_speak_http_is_one_error(root: Path, register: Re
         thread.start()
         register(address=f"http://127.0.0.1:{server.getsockname()[1]}/")
         with pytest.raises(FedadcError, match=r"put a\.bin"):
-            get("small", root)
+            download("small", root)
         thread.join()
 
 
@@ -225,14 +225,14 @@ def test_a_server_that_does_not_speak_http_is_one_error(root: Path, register: Re
 def test_an_invalid_origin_is_one_error(root: Path, register: Register, origin: str) -> None:
     register()
     with pytest.raises(FedadcError):
-        get("small", root, origin=origin)
+        download("small", root, origin=origin)
     assert everything(root) == set()
 
 
 @FORMS
 def test_origin_may_be_another_address(root: Path, register: Register, web: Web, archive: bytes | None) -> None:
     register(archive, address="http://127.0.0.1:1/")
-    get("small", root, origin=web.address.replace("files", "mirror").rstrip("/"))
+    download("small", root, origin=web.address.replace("files", "mirror").rstrip("/"))
     assert all(path.startswith("/mirror/") for path in web.requested)
     assert (root / "small" / "a.bin").read_bytes() == CONTENT["a.bin"]
 
@@ -247,7 +247,7 @@ def test_origin_may_be_a_folder_or_an_archive(
     for name, content in web.pages.items():
         (place / name).write_bytes(content)
     before = everything(place)
-    get("small", root, origin=str(place / "small.tar.gz" if form == "archive" else place))
+    download("small", root, origin=str(place / "small.tar.gz" if form == "archive" else place))
     assert web.requested == []
     assert (root / "small" / "b.bin").read_bytes() == CONTENT["b.bin"]
     assert everything(place) == before  # the user's own copy stays
@@ -262,7 +262,7 @@ def test_origin_may_be_a_folder_with_the_archive_unpacked(
     place.mkdir(parents=True)
     for name, content in CONTENT.items():
         (place / name).write_bytes(content)
-    get("small", root, origin=str(tmp_path / "unpacked"))
+    download("small", root, origin=str(tmp_path / "unpacked"))
     assert web.requested == [] and (root / "small" / "b.bin").read_bytes() == CONTENT["b.bin"]
 
 
@@ -271,7 +271,7 @@ def test_an_archive_in_the_target_folder_is_not_deleted(root: Path, register: Re
     own = root / "small" / "small.tar.gz"
     own.parent.mkdir(parents=True)
     own.write_bytes(ARCHIVE)
-    get("small", root, origin=str(own))
+    download("small", root, origin=str(own))
     assert own.read_bytes() == ARCHIVE
 
 
@@ -279,7 +279,7 @@ def test_an_origin_folder_that_lacks_the_files_is_one_error(root: Path, tmp_path
     register()
     (tmp_path / "empty").mkdir()
     with pytest.raises(FedadcError, match=r"put a\.bin, b\.bin into"):
-        get("small", root, origin=str(tmp_path / "empty"))
+        download("small", root, origin=str(tmp_path / "empty"))
 
 
 LINK = member("b.bin", type=tarfile.SYMTYPE, linkname="a.bin")
@@ -300,7 +300,7 @@ HOSTILE = tar(
 def test_a_hostile_archive_writes_nothing_outside(root: Path, tmp_path: Path, register: Register) -> None:
     (tmp_path / "victim.txt").write_text("mine")
     register(HOSTILE)
-    get("small", root)
+    download("small", root)
     assert everything(tmp_path) == {"victim.txt", "data/small/a.bin", "data/small/b.bin"}
     assert (tmp_path / "victim.txt").read_text() == "mine"
     assert not Path("/tmp/fedadc-escaped-absolute.txt").exists()
@@ -325,11 +325,11 @@ def test_a_bad_archive_is_one_error_and_leaves_nothing_unchecked(
 ) -> None:
     register(archive)
     with pytest.raises(FedadcError) as error:
-        get("small", root)
+        download("small", root)
     assert words in str(error.value)
     assert everything(root) <= {"small/a.bin"}  # what passed its check may stay; no archive, no partial file
 
 
 def test_an_unknown_data_set_names_the_nearest() -> None:
     with pytest.raises(FedadcError, match="did you mean 'cifar10'"):
-        get("cifar-10", None)
+        download("cifar-10", None)
