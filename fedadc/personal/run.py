@@ -28,7 +28,7 @@ from fedadc.runs.directory import metrics_prefix
 from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.fingerprint import config_fingerprint
 from fedadc.runs.layout import CHECKPOINTS, METRICS
-from fedadc.runs.record import RecordedRun, model_origin, saved_model
+from fedadc.runs.record import RecordedRun, model_origin, require_same_split, saved_model
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
@@ -175,6 +175,7 @@ def personal_run(
         model = replace(config.model, weights=None)
         config = replace(config, model=model, method=FedAvg(), objective=CrossEntropy(), ensembles=Ensembles())
     plan = prepare(config, data_folder, device)
+    require_same_split(run.path, plan.config, plan.federation.data)
     shares = shares_of(plan)
     new_shares = None if request.data is None else changed_shares(request.data, plan, shares, data_folder)
     calibration, federation = request.calibration(plan.config), plan.federation

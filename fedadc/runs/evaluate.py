@@ -14,7 +14,7 @@ from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.evaluation.metrics import EXTRA_METRICS
 from fedadc.models.build import read_weights
 from fedadc.runs.layout import METRICS, other_models
-from fedadc.runs.record import TRAINING_ONLY, read_run, saved_model
+from fedadc.runs.record import TRAINING_ONLY, read_run, require_same_split, saved_model
 from fedadc.system.determinism import resolve_device
 from fedadc.system.user_code import Notes
 from fedadc.training.client_states import Storage
@@ -58,7 +58,9 @@ def evaluate(
     plan = prepare(config, data_dir, resolve_device(device))
     federation, train = plan.federation, plan.federation.data.train
     splits = federation.counter.splits
-    if other is not None:
+    if other is None:
+        require_same_split(path, plan.config, federation.data)
+    else:
         samples = read_samples(other, federation.data)
         require(
             samples.x.shape[1:] == train.x.shape[1:] and samples.x.dtype == train.x.dtype,

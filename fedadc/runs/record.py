@@ -12,9 +12,11 @@ from typing import Any
 
 from fedadc.config.settings import Config, changed_config, parse_config
 from fedadc.config.yaml import parse_yaml, read_yaml
+from fedadc.data.dataset import Dataset
 from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
+from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
 from fedadc.runs.seal import code_of_run, is_run
 from fedadc.system.user_code import Notes, UserCode
@@ -145,6 +147,22 @@ def recorded_config(
     except FedadcError as error:  # a config that was good when the run was started
         raise DataError(str(error)) from error
     return parse_config(tree, code_of_run(path, tree, notes, trust, given), source=str(path / CONFIG))
+
+
+def require_same_split(run: Path, config: Config, data: Dataset) -> None:
+    """Refuse to measure an old run on samples that it was trained on.
+
+    Versions before 0.3 held out other samples of data that names its clients.
+    """
+    facts = read_facts(run)
+    begun = facts.get("begun")
+    version = text_of(begun if isinstance(begun, dict) else facts, "fedadc") or ""
+    other = version.startswith(("0.1.", "0.2.")) and data.owners is not None and isinstance(config.data.test, float)
+    require(
+        not other,
+        f"{run} was trained by version {version}, which held out other test samples of data that names its clients, so "
+        "what are test samples now may have been trained on; use that version, or give test samples of your own.",
+    )
 
 
 def read_run(path: Path) -> RecordedRun:

@@ -14,7 +14,7 @@ import pytest
 
 import fedadc
 from commands import Call, contents, fine, records
-from fedadc.errors import CannotResume
+from fedadc.errors import CannotResume, FedadcError
 
 OLD = Path(__file__).parent / "v0.1.0"
 
@@ -56,3 +56,19 @@ def test_resume_with_other_settings_is_refused(run: Path) -> None:
     with pytest.raises(CannotResume, match=r"local\.lr 0\.1 \(now 0\.2\)"):
         fedadc.resume(run, ["rounds=5", "local.lr=0.2"])
     assert contents(run) == contents(OLD)
+
+
+def test_an_old_run_is_not_measured_on_samples_that_it_was_trained_on(tmp_path: Path) -> None:
+    """Versions before 0.3 held out other samples of natural clients."""
+    rows = [f"{k % 3},{k},{(k * 7) % 5},{'a' if k % 2 else 'b'}" for k in range(60)]
+    (tmp_path / "sites.csv").write_text("\n".join(["site,x,z,y", *rows]) + "\n")
+    data = {"name": "csv", "path": str(tmp_path / "sites.csv"), "label": "y", "client": "site"}
+    tree = {"rounds": 1, "data": data, "model": "logistic", "local": {"steps": 1}}
+    fedadc.run(tree, out=tmp_path / "a")
+    assert "test" in fedadc.evaluate(tmp_path / "a")
+    facts = json.loads((tmp_path / "a/environment.json").read_text())
+    (tmp_path / "a/environment.json").write_text(json.dumps({**facts, "fedadc": "0.2.0"}))
+    for measure in (fedadc.evaluate, fedadc.personalize):
+        with pytest.raises(FedadcError, match=r"trained by version 0\.2\.0, which held out other test samples"):
+            measure(tmp_path / "a")
+    assert "sites.csv" in fedadc.evaluate(tmp_path / "a", tmp_path / "sites.csv")
