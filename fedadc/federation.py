@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -44,10 +45,30 @@ from fedadc.training.server import Server
 from fedadc.training.state import Metrics, Round, RunState
 from fedadc.views.local_work import LocalWork
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def renamed_arguments(**new_names: str) -> Callable[[F], F]:
+    """Accept arguments under their names of version 0.2, with a warning; gone in 0.4."""
+
+    def decorated(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(self: Any, **arguments: Any) -> Any:
+            for old, new in new_names.items():
+                if old in arguments:
+                    warnings.warn(f"Federation({old}=...) is now {new}=...", DeprecationWarning, stacklevel=2)
+                    arguments[new] = arguments.pop(old)
+            return function(self, **arguments)
+
+        return cast("F", wrapper)
+
+    return decorated
+
 
 class Federation:
     """Clients that train one model. `rounds(n)` yields a `Round` after each of n rounds."""
 
+    @renamed_arguments(partition_by="partition", evaluation="evaluate")
     def __init__(
         self,
         *,
@@ -75,57 +96,33 @@ class Federation:
         device: str | torch.device = "cpu",
         channels_last: bool | None = None,  # memory format of images; None: the faster one
         workers: int | str = 0,  # processes that train clients, or "auto"; 0: this process
-        **renamed: Any,
     ) -> None:
-        partition, evaluate = _renamed(renamed, partition_by=partition, evaluation=evaluate)
-        method, communication = with_objective(method, objective), communication or Communication()
-        work, augment, ensembles = local or LocalWork(), augment or Augment(), ensembles or Ensembles()
-        self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         _require_types(
-            (model, nn.Module, "model"),
-            (data, Dataset, "data"),
-            (work, LocalWork, "local"),
-            (clients, int, "clients"),
-            (partition, Partition, "partition"),
-            (selection, Selection, "selection"),
-            (augment, Augment, "augment"),
-            (self.evaluation, Evaluation, "evaluate"),
-            (self.storage, Storage, "storage"),
-            (faults, Faults, "faults"),
-            (ensembles, Ensembles, "ensembles"),
-            (communication, Communication, "communication"),
-            (clock, Clock, "clock"),
-            (seed, int, "seed"),
-            (data_seed, int, "data_seed"),
-        )
+            model=model, data=data, local=local, clients=clients, partition=partition, selection=selection, clock=clock,
+            augment=augment, evaluate=evaluate, storage=storage, faults=faults, ensembles=ensembles, seed=seed,
+            communication=communication, data_seed=data_seed,
+        )  # fmt: skip
         self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
-        self.data = data = _split(data, test, validation, self._data_seed)
-        self.clients = deal(data, partition, clients, self._data_seed)
-        self._natural = isinstance(partition or default_partition(data, clients), Natural)
+        self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
+        self._deal(_split(data, test, validation, self._data_seed), partition, clients)
+        server, links = (
+            Server(with_objective(method, objective), ensembles or Ensembles()),
+            communication or Communication(),
+        )
         self.agreement = agree(
-            model,
-            data.spec,
-            Server(method, ensembles),
-            work=work,
-            augment=augment,
-            uplink=communication.uplink,
-            seed=seed,
-            channels_last=channels_last,
-            device=resolve_device(str(device)),
-            samples=data.train,
-        )
+            model, self.data.spec, server, work=local or LocalWork(), augment=augment or Augment(), uplink=links.uplink,
+            seed=seed, channels_last=channels_last, device=resolve_device(str(device)), samples=self.data.train,
+        )  # fmt: skip
         self.coordinator = Coordinator(
-            self.agreement,
-            self._roster(),
-            cohort=cohort,
-            selection=selection,
-            weighting=weighting,
-            faults=faults,
-            downlink=communication.downlink,
-            clock=clock,
-        )
-        self.workers = resolve_workers(workers, str(device))
-        self._build_engine()
+            self.agreement, self._roster(), cohort=cohort, selection=selection, weighting=weighting, faults=faults,
+            downlink=links.downlink, clock=clock,
+        )  # fmt: skip
+        self._build_engine(resolve_workers(workers, str(device)))
+
+    def _deal(self, data: Dataset, partition: Partition | None, clients: int | None) -> None:
+        """Decide which samples each client has."""
+        self.data, self.clients = data, deal(data, partition, clients, self._data_seed)
+        self._natural = isinstance(partition or default_partition(data, clients), Natural)
 
     def _roster(self) -> Roster:
         """What the server of this federation knows about its clients."""
@@ -133,10 +130,10 @@ class Federation:
         names = np.unique(data.owners) if self._natural and data.owners is not None else None
         return Roster(clients.sizes, names, lambda: clients.class_counts(data.train.y, len(data.classes)))
 
-    def _build_engine(self) -> None:
+    def _build_engine(self, workers: int) -> None:
         """Build the engine that runs the clients; with workers, data goes to shared memory."""
-        shared = None
-        if self.workers:
+        self.workers, shared = workers, None
+        if workers:
             from fedadc.engines.workers import Workers, share_data
 
             shared = share_data(self.data, self.clients)
@@ -149,7 +146,7 @@ class Federation:
         if shared is not None:
             server = agreement.server.start(agreement.start)
             vectors = {name: server[name] for name in self.coordinator.downlink}
-            self.engine = Workers(agreement, self.counter, shared, self.workers, vectors)
+            self.engine = Workers(agreement, self.counter, shared, workers, vectors)
 
     @property
     def method(self) -> Method:
@@ -300,9 +297,29 @@ class Federation:
         return models_of(self.method, self.agreement.server.ensembles, state)
 
 
-def _require_types(*arguments: tuple[Any, type, str]) -> None:
+ARGUMENT_TYPES: dict[str, type] = {
+    "model": nn.Module,
+    "data": Dataset,
+    "local": LocalWork,
+    "clients": int,
+    "partition": Partition,
+    "selection": Selection,
+    "augment": Augment,
+    "evaluate": Evaluation,
+    "storage": Storage,
+    "faults": Faults,
+    "ensembles": Ensembles,
+    "communication": Communication,
+    "clock": Clock,
+    "seed": int,
+    "data_seed": int,
+}
+
+
+def _require_types(**arguments: Any) -> None:
     """Check the types of arguments before any of them is used; None is an argument that was not given."""
-    for value, kind, name in arguments:
+    for name, value in arguments.items():
+        kind = ARGUMENT_TYPES[name]
         valid = value is None or (isinstance(value, kind) and not isinstance(value, bool))
         require(valid, f"{name} must be {article(kind)}, not {value!r:.60}.")
 
@@ -339,13 +356,3 @@ def _split(data: Dataset, test: float | None, validation: float | None, seed: in
     if test == 0:
         test = None
     return data if test is None and validation is None else HeldOut(test, validation, seed)(data)
-
-
-def _renamed(given: dict[str, Any], **arguments: Any) -> list[Any]:
-    """The values of arguments, also where they are given under their names of version 0.2; gone in 0.4."""
-    now = {"partition_by": "partition", "evaluation": "evaluate"}
-    for name in given:
-        if name not in now:
-            raise TypeError(f"Federation has no argument {name!r}")
-        warnings.warn(f"Federation({name}=...) is now {now[name]}=...", DeprecationWarning, stacklevel=3)
-    return list({**arguments, **given}.values())

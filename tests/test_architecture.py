@@ -102,7 +102,7 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "objectives": {"errors", "fields", "data", "models", "views"},
     "methods": {"errors", "fields", "models", "objectives", "views"},
     "communication": {"errors", "rng", "fields", "data", "models"},
-    "training": CLIENTS | {"communication"},
+    "training": CLIENTS | {"communication", "selections"},
     "evaluation": CLIENTS | {"training"},
     "engines": LOOPS,
     "federation": FEDERATION,
@@ -210,7 +210,9 @@ def test_engines_know_the_clients_half_of_a_round_and_how_to_add() -> None:
     for module in MODULES:
         if folder(module) == "engines":
             known = {m for m in ours(module) if folder(m) == "training"}
-            assert known <= {f"fedadc.training.{n}" for n in ("local", "aggregate", "agreement", "messages")}, module
+            assert known <= {f"fedadc.training.{n}" for n in ("local", "aggregate", "agreement", "messages", "wire")}, (
+                module
+            )
 
 
 def test_files_are_deleted_in_few_places() -> None:
@@ -242,7 +244,10 @@ def test_selection_sees_labels_and_no_training() -> None:
     for module in MODULES:
         if folder(module) == "selections":
             assert "torch" not in imports(module), module
-            assert not {m for m in ours(module) if folder(m) == "data"} - {"fedadc.data.dataset"}, module
+            assert not {m for m in ours(module) if folder(m) == "data"} - {
+                "fedadc.data.dataset",
+                "fedadc.data.roster",
+            }, module
 
 
 def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> None:

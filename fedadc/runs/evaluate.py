@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedadc.config.build import prepare
+from fedadc.data.dataset import Dataset, Samples
 from fedadc.data.loaders.samples import read_samples
 from fedadc.errors import DataError, require, unknown
 from fedadc.evaluation.evaluator import JUDGED_BY
@@ -56,19 +57,11 @@ def evaluate(
     model = replace(config.model, weights=None)
     config = replace(config, evaluate=evaluation, model=model, storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
-    federation, train = plan.federation, plan.federation.data.train
-    splits = federation.counter.splits
+    federation, splits = plan.federation, plan.federation.counter.splits
     if other is None:
         require_same_split(path, plan.config, federation.data)
     else:
-        samples = read_samples(other, federation.data)
-        require(
-            samples.x.shape[1:] == train.x.shape[1:] and samples.x.dtype == train.x.dtype,
-            f"{other} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
-            f"{list(train.x.shape[1:])} of type {train.x.dtype}.",
-            DataError,
-        )
-        splits = {other.name: samples}
+        splits = {other.name: _samples(other, federation.data)}
     other_files = {f"{name} ": file for name, file in other_models(path).items()}
     found: dict[str, Metrics] = {}
     for prefix, file in {"": main_file, **other_files}.items():
@@ -76,3 +69,15 @@ def evaluate(
         counter = replace(federation.counter, splits=splits)
         found |= {prefix + name: values for name, values in counter(federation.start().theta).items()}
     return found
+
+
+def _samples(file: Path, data: Dataset) -> Samples:
+    """Samples of a file or folder that fit the model."""
+    samples, like = read_samples(file, data), data.train.x
+    require(
+        samples.x.shape[1:] == like.shape[1:] and samples.x.dtype == like.dtype,
+        f"{file} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
+        f"{list(like.shape[1:])} of type {like.dtype}.",
+        DataError,
+    )
+    return samples

@@ -27,9 +27,9 @@ from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 
 VERSION = 1
 HEADER = "fedadc"  # the only entry of a file's metadata: safetensors writes several in arbitrary order
-MAX_HEADER = 1 << 16  # bytes for names, shapes and numbers
+MAX_MESSAGE_HEADER = 1 << 16  # bytes for names, shapes and numbers
 MAX_VECTORS = 16  # that a method may upload beside delta and what it tracks
-T = TypeVar("T")
+Header = TypeVar("Header", bound="_Header")
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,14 @@ class Wire:
                 f"the upload's {name[:60]} is larger than the model, or has another type.",
             )
 
-    def _unpacked(self, content: bytes, kind: str, cls: type[T], most: int) -> tuple[T, State]:
+    def _unpacked(self, content: bytes, kind: str, cls: type[Header], most: int) -> tuple[Header, State]:
         """The header and the tensors of a message that is not larger than expected."""
         from pydantic import TypeAdapter, ValidationError  # takes long to import
 
-        require(len(content) <= most + MAX_HEADER, f"a message of {len(content)} bytes is larger than a {kind} can be.")
+        require(
+            len(content) <= most + MAX_MESSAGE_HEADER,
+            f"a message of {len(content)} bytes is larger than a {kind} can be.",
+        )
         try:
             tree = json.loads(_metadata(content)[HEADER])
             version, found, agreement = tree["version"], tree["kind"], tree["agreement"]
@@ -173,7 +176,7 @@ def _packed(header: _Header, tensors: Mapping[str, Tensor]) -> bytes:
 def _metadata(content: bytes) -> Any:
     """The metadata of a safetensors file: its length is in the first 8 bytes, then comes JSON."""
     length = int.from_bytes(content[:8], "little")
-    require(8 <= length <= min(MAX_HEADER, len(content) - 8), "the message is damaged, or not one of fedadc.")
+    require(8 <= length <= min(MAX_MESSAGE_HEADER, len(content) - 8), "the message is damaged, or not one of fedadc.")
     return json.loads(content[8 : 8 + length])["__metadata__"]
 
 
