@@ -97,7 +97,7 @@ class Agreement:
         inputs = replace(self.inputs, device="any")  # server and clients may compute on different devices
         settings = (self.server, self.work, self.classes, inputs, self.augment, self.uplink, self.seed)
         digest = hashlib.sha256(repr((settings, self.start.dtype, self.start.shape)).encode())
-        digest.update(self.start.cpu().numpy().tobytes())
+        digest.update(self.start.cpu().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
         return digest.hexdigest()
 
 

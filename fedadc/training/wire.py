@@ -92,6 +92,8 @@ class Wire:
             theta[self.agreement.sent_part] = tensors["theta"].to(device)
         vectors = {name.removeprefix("server."): v.to(device) for name, v in tensors.items() if name != "theta"}
         require(header.steps >= 1 and header.round >= 1, "the message asks for less than one step or round.")
+        numbers = header.lr, header.mean_samples
+        require(all(map(math.isfinite, numbers)), f"the message has a number that is not finite: {numbers}.")
         broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_samples)
         return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
 

@@ -17,13 +17,16 @@ from safetensors.torch import load, save
 from conftest import small_federation
 from fedadc.communication.network import Communication
 from fedadc.communication.uplinks import EightBit, TopK, Uplink
+from fedadc.data.roster import Roster
 from fedadc.engines.remote import Remote
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedPer, Method, Scaffold
 from fedadc.models import MLP
 from fedadc.models.vectors import State
+from fedadc.selections import Covering
 from fedadc.training.client import Client
+from fedadc.training.coordinator import Coordinator
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.training.wire import HEADER, MAX_VECTORS, Wire
 from fedadc.views.local_work import LocalWork
@@ -107,6 +110,7 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "steps as text": ({"steps": "3"}, "header of the message is wrong"),
     "round": ({"round": -1}, "less than one step or round"),
     "lr": ({"lr": None}, "header of the message is wrong"),
+    "an lr of infinity": ({"lr": math.inf}, "not finite"),
     "no client": ({"client": "absent"}, "header of the message is wrong"),
     "a further key": ({"path": "/etc/passwd"}, "header of the message is wrong"),
     "shape": ({"tensors": {"theta": torch.zeros(THETA - 1)}}, r"theta as \[63\] torch.float32, but it must be \[64\]"),
@@ -205,6 +209,19 @@ def test_a_client_refuses_the_task_of_another() -> None:
     trained = federation()
     with pytest.raises(FedadcError, match="for client 2; this is client 3"):
         client_of(trained, 3)(task_bytes(trained))
+
+
+def test_models_of_any_floating_type_have_a_fingerprint() -> None:
+    start = federation().agreement.start
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    assert len({replace(federation().agreement, start=start.to(kind)).fingerprint() for kind in kinds}) == 4
+
+
+def test_a_selection_that_needs_label_counts_is_refused_where_they_are_not_reported() -> None:
+    agreement = federation().agreement
+    with pytest.raises(FedadcError, match="needs label counts, which the clients do not report"):
+        Coordinator(agreement, Roster(np.full(6, 9)), cohort=3, selection=Covering())
+    assert len(Coordinator(agreement, Roster(np.full(6, 9)), cohort=3).select(1)) == 3
 
 
 def test_halves_that_agree_on_something_else_notice_it() -> None:
