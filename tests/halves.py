@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load
 
 from fedadc.config.build import build_agreement, build_coordinator, complete
-from fedadc.config.settings import Config, parse_config
+from fedadc.config.settings import Config
 from fedadc.data.dataset import DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.engines.remote import Remote
+from fedadc.runs.record import load_config
 from fedadc.system.files import to_safetensors
 from fedadc.training.client import Client
 from fedadc.training.rounds import train
@@ -61,7 +62,7 @@ def plain_spec(spec: DataSpec) -> dict[str, Any]:
 
 
 def config_of(head: dict[str, Any]) -> Config:
-    return complete(parse_config(head["config"]))
+    return complete(load_config(head["config"]))
 
 
 def serve_rounds(head: dict[str, Any], source: IO[bytes], sink: IO[bytes]) -> None:

@@ -65,6 +65,10 @@ CASES |= {
 }
 
 
+QUICK = [name for name in CASES if " with " not in name or name.endswith("cross_entropy") or name.startswith("fedadc ")]
+PARAMETERS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
+
+
 class Halves:
     """The two processes, and the bytes that passed between them."""
 
@@ -124,7 +128,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
         assert tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]), name
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_two_processes_that_pass_only_bytes_give_the_bits_of_the_simulation(name: str, halves: Halves) -> None:
     tree = {**SMALL, **CASES[name]}
     plan = prepare(load_config(tree))
