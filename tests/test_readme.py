@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 
+import fedadc
 from commands import command as run_command
 from commands import fine
 from fedadc.communication.clock import Clock
@@ -27,6 +29,7 @@ from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
 from fedadc.views.local_work import LocalWork
+from public import public_objects
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -125,3 +128,19 @@ def test_every_key_of_a_config_is_explained() -> None:
     for loader in DATASETS.values():
         for name in inspect.signature(loader).parameters.keys() - {"data_dir", "path", "test", "held_out"}:
             assert f"`data.{name}`" in text, name
+
+
+def test_the_page_on_python_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its example runs, and every name of its tables exists."""
+    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        exec(compile(code, "python.md", "exec", dont_inherit=True), {})
+    assert "test_accuracy" in capsys.readouterr().out
+    top, namespaces = (table.split("\n\n")[0] for table in re.split(r"^\|---.*\n", text, flags=re.MULTILINE)[1:3])
+    named = set(re.findall(r"`(\w+)`", top))
+    assert named == {n for n in fedadc.__all__ if n not in fedadc._NAMESPACES and n != "__version__"}
+    public = public_objects()
+    for name in re.findall(r"`([A-Z]\w+)`", namespaces):
+        assert name in public, name
