@@ -17,7 +17,7 @@ from torch import nn
 from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
 from fedadc.data.batches import Augment
-from fedadc.data.dataset import Clients, Dataset
+from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.data.loaders.arrays import inputs_like
 from fedadc.data.roster import Roster
 from fedadc.data.shares import local_shares, shares_by_name
@@ -126,9 +126,12 @@ class Federation:
 
     def _roster(self) -> Roster:
         """What the server of this federation knows about its clients."""
-        data, clients = self.data, self.clients
-        names = np.unique(data.owners) if self._natural and data.owners is not None else None
-        return Roster(clients.sizes, names, lambda: clients.class_counts(data.train.y, len(data.classes)))
+        names = np.unique(self.data.owners) if self._natural and self.data.owners is not None else None
+        return Roster(self.clients.sizes, names, self._label_counts)
+
+    def _label_counts(self) -> Array:
+        """The number of training samples per client and class, [clients, classes]."""
+        return self.clients.class_counts(self.data.train.y, len(self.data.classes))
 
     def _build_engine(self, workers: int) -> None:
         """Build the engine that runs the clients; with workers, data goes to shared memory."""
@@ -180,8 +183,7 @@ class Federation:
     @cached_property
     def _local_shares(self) -> dict[str, Clients]:
         """Each client's share of every split except training."""
-        counts = self.clients.class_counts(self.data.train.y, len(self.data.classes))
-        shares = {}
+        counts, shares = self._label_counts(), {}
         for name, samples in self.counter.splits.items():
             owners = getattr(self.data, f"{name}_owners")
             if self._natural and owners is not None:

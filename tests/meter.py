@@ -27,7 +27,7 @@ from fedadc.runs.record import load_config
 def unpack(path: Path) -> object:
     sums = {"x.bin": "0" * 32}
     files.SOURCES["small"] = files.Source("small", (), sums, "", (path.name, files.md5_of(path)))
-    return files.get("small", path.parent / "data", origin=str(path))
+    return files.download("small", path.parent / "data", origin=str(path))
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -60,7 +60,10 @@ PURPOSES = {  # by which random numbers are drawn, and for each a case that uses
     "dropout": "model/noisy",
     "evaluation": "model/noisy",
 }
-WITHOUT_RESULT = {"probe"}  # a forward pass before training, of which only the shape counts
+WITHOUT_RESULT = {  # of which only the shapes count
+    "probe",  # a forward pass before training
+    "example of an upload",
+}
 DRAW = r'\b(?:generator|rng|torch_seeded)\([^")]*"'  # a call that names a purpose, up to the name
 Job = dict[str, Any]  # what same_as_runs.py reads
 

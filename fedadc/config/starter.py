@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedadc.errors import kind_of_failure, require
+from fedadc.errors import DiskError, require
 
 STARTER = """\
 # Config of a FedADC run. Train: fedadc run THIS_FILE     Change a setting: fedadc run THIS_FILE local.lr=0.05
@@ -46,5 +46,5 @@ def init(path: str | Path = "fedadc.yaml") -> Path:
     try:
         file.write_text(STARTER, encoding="utf-8")
     except OSError as error:
-        raise kind_of_failure(error)(f"cannot write {file} ({error.strerror or error}).") from error
+        raise DiskError(f"cannot write {file} ({error.strerror or error}).") from error
     return file

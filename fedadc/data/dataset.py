@@ -16,6 +16,7 @@ from torch import Tensor
 from fedadc.data.encoding import TableEncoding
 from fedadc.errors import DataError, require
 from fedadc.fields.settings import Settings
+from fedadc.fields.summary import field_summary
 
 Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
 CLIENTS_PER_BLOCK = 10_000  # clients whose labels are counted at once; bounds the temporary memory
@@ -93,6 +94,8 @@ class Normalization(Settings):
     scale: float = 1.0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+
+    __repr__ = field_summary
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalize a floating-point batch in place."""

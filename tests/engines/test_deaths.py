@@ -152,7 +152,7 @@ class AlwaysDies(FedAvg):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_that_kills_every_worker_ends_the_run_with_a_reason(workers: int) -> None:
     trained = federation(AlwaysDies(), workers, cohort=None)
-    with pytest.raises(FedadcError, match=r"processes died .* by SIGKILL in round 1, client .*\b4\b.*fewer workers"):
+    with pytest.raises(FedadcError, match=r"processes died .* by SIGKILL in round 1, client .*\b4\b.*fewer `workers`"):
         list(trained.rounds(2))
     assert isinstance(trained.engine, Workers) and len(trained.engine.take_events()) == MOST_DEATHS - 1
 

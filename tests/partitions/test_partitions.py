@@ -314,7 +314,7 @@ def test_impossible_settings_are_refused_when_they_are_made() -> None:
 
 def test_natural_refuses_another_number_of_clients() -> None:
     ids = np.array(["a", "b", "a"])
-    with pytest.raises(FedadcError, match=r"data.clients is 3, but the data names 2"):
+    with pytest.raises(FedadcError, match=r"clients is 3, but the data names 2"):
         partition(Natural(), np.zeros(3, int), 1, 3, generator(0, "p"), ids)
     assert len(partition(Natural(), np.zeros(3, int), 1, 2, generator(0, "p"), ids)) == 2
 

@@ -49,10 +49,10 @@ def run(tmp_path: Path, key: Path) -> Path:
 
 
 def refuses(read: Callable[[], Any], own: Path, *fragments: str) -> None:
-    """One sentence that names --trust, and nothing of the user's was executed."""
+    """One sentence that names `trust`, and nothing of the user's was executed."""
     with pytest.raises(FedadcError) as caught:
         read()
-    for fragment in (*fragments, "--trust"):
+    for fragment in (*fragments, "`trust`"):
         assert fragment in str(caught.value)
     assert trace(own) == []
 
@@ -108,7 +108,7 @@ def test_a_home_that_cannot_be_written_leaves_a_warning(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file/below"))
     config = own_folder(tmp_path / "own")
     assert len(fedadc.run(config, out=tmp_path / "run").history) == 1
-    assert "will need --trust" in caplog.text and not (tmp_path / "run/seal.json").exists()
+    assert "will need `trust`" in caplog.text and not (tmp_path / "run/seal.json").exists()
     trace(tmp_path / "own")
     refuses(lambda: fedadc.resume(tmp_path / "run"), tmp_path / "own", "has no seal")
     assert len(fedadc.run(config, ["rounds=2"], out=tmp_path / "run", resume=True).history) == 2  # from his own config
@@ -280,7 +280,7 @@ def test_run_resume_with_changed_code_is_refused(run: Path) -> None:
     config = run.parent / "own/c.yaml"
     (run.parent / "own/my_helper.py").write_text("GAIN = 2.0  # the same\n")
     before = contents(run)
-    with pytest.raises(CannotResume, match=r"my_helper\.py in .* has changed since .* --trust"):
+    with pytest.raises(CannotResume, match=r"my_helper\.py in .* has changed since .* `trust`"):
         fedadc.run(config, ["rounds=2"], out=run, resume=True)
     assert contents(run) == before
     assert len(fedadc.run(config, ["rounds=2"], out=run, resume=True, trust=True).history) == 2

@@ -63,7 +63,7 @@ def test_an_invalid_cohort_is_refused(cohort: tuple[float, ...]) -> None:
 def test_cohorts_can_be_computed_in_advance() -> None:
     torch.manual_seed(0)
     federation = Federation(model=MLP((5,), 4, [6]), data=small_federation(), cohort=3)
-    ahead = [set(federation.select(t).tolist()) for t in (1, 2, 3)]
+    ahead = [set(federation.coordinator.select(t).tolist()) for t in (1, 2, 3)]
     assert [set(result.cohort) for result in federation.rounds(3)] == ahead
 
 
@@ -106,7 +106,7 @@ def test_selection_knows_neither_method_nor_workers_nor_where_a_run_began(name: 
     for method in (FedADC(beta=0.5), Scaffold()):
         assert [set(result.cohort) for result in federation(rule, method).rounds(3)] == cohorts[:3]
     again = pickle.loads(pickle.dumps(federation(rule)))
-    assert [set(again.select(t).tolist()) for t in range(1, 7)] == cohorts
+    assert [set(again.coordinator.select(t).tolist()) for t in range(1, 7)] == cohorts
     assert [set(r.cohort) for r in federation(rule).rounds(6, start=first[2].state)] == cohorts[3:]
     busy = federation(rule, workers=2)
     try:

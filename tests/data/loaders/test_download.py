@@ -191,7 +191,7 @@ def test_404_names_where_to_put_the_files(root: Path, register: Register, web: W
     web.pages = {}
     with pytest.raises(FedadcError) as error:
         download("small", root)
-    assert all(word in str(error.value) for word in ["Not Found", "a.bin, b.bin", str(root / "small"), "--from"])
+    assert all(word in str(error.value) for word in ["Not Found", "a.bin, b.bin", str(root / "small"), "`origin`"])
     assert everything(root) == set()
 
 

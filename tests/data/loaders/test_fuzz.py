@@ -82,7 +82,7 @@ def read_tar(content: bytes, room: Path) -> object:
     archive = put(content, room / "small.tar.gz")
     sums = [hashlib.md5(part).hexdigest() for part in (b"content", content)]  # correct, so that the tar is unpacked
     files.SOURCES["small"] = files.Source("small", (), {"x.bin": sums[0]}, "", ("small.tar.gz", sums[1]))
-    return files.get("small", room / "data", origin=str(archive))
+    return files.download("small", room / "data", origin=str(archive))
 
 
 Reader = Callable[[bytes, Path], object]
