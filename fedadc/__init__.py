@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedadc import objectives as objectives
     from fedadc import partitions as partitions
     from fedadc import personal as personal
+    from fedadc import runs as runs
     from fedadc import schedules as schedules
     from fedadc import selections as selections
     from fedadc import training as training
@@ -90,7 +91,7 @@ _HOME = {
 }
 _NAMESPACES = (
     "communication", "data", "errors", "evaluation", "methods", "models", "objectives", "partitions", "personal",
-    "schedules", "selections", "training", "views",
+    "runs", "schedules", "selections", "training", "views",
 )  # fmt: skip
 _MOVED = {  # names of 0.2 that are now in a namespace; they warn, and are gone in 0.4
     "communication": (
@@ -123,7 +124,7 @@ __all__ = [
     "communication", "compare", "data", "demo", "download", "errors", "evaluate", "evaluation", "experiment",
     "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
     "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "resume", "run",
-    "schedules", "selections", "training", "views",
+    "runs", "schedules", "selections", "training", "views",
 ]  # fmt: skip
 
 

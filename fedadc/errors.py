@@ -83,7 +83,8 @@ def explained(error: BaseException) -> FedadcError | None:
         return error
     if isinstance(error, MemoryError) or "not enough memory" in str(error):  # torch raises a RuntimeError
         return FedadcError("out of memory; choose a smaller model or less data.")
-    if isinstance(error, OSError) and error.errno in DISK_PROBLEMS | PATH_PROBLEMS:
+    ours = not getattr(error, "__notes__", None)  # notes: it was raised by a user's method at a client, or by `watch`
+    if ours and isinstance(error, OSError) and error.errno in DISK_PROBLEMS | PATH_PROBLEMS:
         return kind_of_failure(error)(f"{one_line(error)}.")
     return None
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -56,6 +57,7 @@ def renamed_arguments(**new_names: str) -> Callable[[F], F]:
         def wrapper(self: Any, **arguments: Any) -> Any:
             for old, new in new_names.items():
                 if old in arguments:
+                    require(new not in arguments, f"{old} and {new} are the same argument; give {new} alone.")
                     warnings.warn(f"Federation({old}=...) is now {new}=...", DeprecationWarning, stacklevel=2)
                     arguments[new] = arguments.pop(old)
             return function(self, **arguments)
@@ -216,7 +218,7 @@ class Federation:
             "start is the state of another model or method; pass a state of this federation.",
         )
         require(
-            isinstance(rounds, int) and rounds >= max(1, first.round),
+            isinstance(rounds, Integral) and not isinstance(rounds, bool) and rounds >= max(1, first.round),
             f"rounds must be a whole number, at least {max(1, first.round)}, not {rounds!r}.",
         )
         folder = self.storage.folder
@@ -281,8 +283,7 @@ class Federation:
 
     def load_state_dict(self, state: dict[str, torch.Tensor], source: str) -> None:
         """Start from given weights instead of the module's own."""
-        self.model.load_state_dict(state, source)
-        self.agreement.start.copy_(self.model.theta)
+        self.agreement.load_weights(state, source)
         self.engine.close()  # workers have the old weights
 
     def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
@@ -338,7 +339,7 @@ def with_objective(method: Method | None, objective: Objective | None) -> Method
     if objective is None:
         if own != CrossEntropy():
             text = "give the objective beside the method: Federation(method=..., objective=...)"
-            warnings.warn(text, DeprecationWarning, stacklevel=3)
+            warnings.warn(text, DeprecationWarning, stacklevel=4)  # the caller of Federation
         return method
     require(
         own in (CrossEntropy(), objective),

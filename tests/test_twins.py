@@ -186,8 +186,9 @@ def test_a_client_predicts_with_its_own_model() -> None:
 
 def test_the_objective_stands_beside_the_method() -> None:
     beside = federation(fedadc.methods.FedADC(), objective=fedadc.objectives.SelfConfidence(lam=0.5))
-    with pytest.warns(DeprecationWarning, match="give the objective beside the method"):
+    with pytest.warns(DeprecationWarning, match="give the objective beside the method") as caught:
         inside = federation(fedadc.methods.FedADC(objective=fedadc.objectives.SelfConfidence(lam=0.5)))
+    assert caught[0].filename == __file__, "a script shows the warning"
     a, b = (list(f.rounds(2))[-1].state.theta for f in (beside, inside))
     assert torch.equal(a, b)
     with pytest.raises(FedadcError, match=r"objective is CrossEntropy\(\), but the method has SelfConfidence"):
@@ -245,3 +246,42 @@ def test_a_wrong_argument_is_one_sentence_that_names_it(wrong: dict[str, Any]) -
         )
     with pytest.raises(FedadcError, match=r"^stop_at_accuracy must be"):
         federation().rounds(3, stop_at_accuracy="x")  # type: ignore[arg-type]
+
+
+def test_clients_may_have_names() -> None:
+    pairs = {"north": (X[:20], Y[:20]), "south": (X[20:], Y[20:])}
+    data = fedadc.from_clients(pairs, tests={"south": (X[:2], Y[:2]), "north": (X[2:5], Y[2:5])})
+    named = fedadc.Federation(model=torch.nn.Linear(5, 4).double(), data=data)
+    assert named.client_names == ("north", "south") and named.local_tests.sizes.tolist() == [3, 2]
+    alone = fedadc.data.HeldOut(0.3)(fedadc.from_clients({"south": pairs["south"]}))
+    both = fedadc.data.HeldOut(0.3)(fedadc.from_clients(pairs))
+    assert alone.test is not None and both.test is not None
+    of_south = both.test.x[torch.from_numpy(np.asarray(both.test_owners) == "south")]
+    assert torch.equal(of_south, alone.test.x)  # another client changes nothing
+    with pytest.raises(FedadcError, match="the same client names"):
+        fedadc.from_clients(pairs, tests={"north": (X[:2], Y[:2])})
+    with pytest.raises(FedadcError, match=r"client 0 must be a pair \(inputs, labels\), not ndarray"):
+        fedadc.from_clients([X, Y])  # type: ignore[list-item]
+
+
+def test_the_namespace_of_runs() -> None:
+    assert fedadc.runs.Checkpoints.__name__ == "Checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: fedadc.run(3), "a config must be a file, a mapping or a Config, not 3"),  # type: ignore[arg-type]
+        (lambda: fedadc.run(TREE, out=3), "out must be a path, not 3"),  # type: ignore[arg-type]
+        (lambda: list(federation().rounds(True)), "rounds must be a whole number"),
+        (lambda: federation(partition=None, partition_by=fedadc.partitions.IID()), "are the same argument"),
+    ],
+)
+def test_further_mistakes_are_one_sentence(wrong: Any, words: str) -> None:
+    with pytest.raises(FedadcError, match=words):
+        wrong()
+
+
+def test_one_override_is_a_text() -> None:
+    assert fedadc.load_config(TREE, "rounds=7").rounds == 7
+    assert len(list(federation().rounds(np.int64(2)))) == 2  # type: ignore[arg-type]

@@ -76,8 +76,8 @@ def summarize(
     groups, better = group(kept), max if higher_is_better(metric) else min
     finals = {label: [final(r, metric) for r in members] for label, members in groups.items()}
     require(
-        target is None or not is_share(metric) or 0 < target <= 1,
-        f"target must be a share such as 0.9, not {target}.",
+        target is None or (isinstance(target, int | float) and (not is_share(metric) or 0 < target <= 1)),
+        f"target must be a share such as 0.9, not {target!r:.60}.",
     )
     if target is None:
         best = better(statistics.mean(f) for f in finals.values())

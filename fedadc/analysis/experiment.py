@@ -34,7 +34,7 @@ from fedadc.errors import (
 )
 from fedadc.fields.settings import Settings
 from fedadc.runs.record import RecordedRun, read_run
-from fedadc.system.files import folder_lock, write_text
+from fedadc.system.files import checksum, folder_lock, write_text
 from fedadc.system.user_code import Notes, UserCode
 
 log = logging.getLogger("fedadc")
@@ -210,9 +210,15 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
 
 
 def _hash_without_seed(config: Config) -> str:
-    """A short hash of a config without its seed. It names folders, so a changed experiment never reuses old runs."""
+    """A short hash of a config and its user code, without its seed.
+
+    It names folders, so a changed experiment never reuses old runs.
+    """
     tree = {key: value for key, value in config.tree().items() if key != "seed"}
-    return hashlib.blake2b(json.dumps(tree, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+    text = json.dumps(tree, sort_keys=True, default=str)
+    files = [config.folder / f"{module}.py" for module in sorted(set(re.findall(r'"(\w+):\w+"', text)))]
+    code = [checksum(file.read_bytes()) for file in files if file.is_file()]
+    return hashlib.blake2b("".join([text, *code]).encode(), digest_size=4).hexdigest()
 
 
 def check_rows(trials: Sequence[Trial], data_dir: Path | None) -> None:

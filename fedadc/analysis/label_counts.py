@@ -34,6 +34,9 @@ class LabelCounts:
     parts: dict[str, int]  # samples per split
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"LabelCounts({self.describe()})"
+
     def describe(self) -> str:
         sizes, labels = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
         parts = ", ".join(f"{n:,} {part}" for part, n in self.parts.items())
@@ -72,8 +75,7 @@ def label_counts(
     notes: Notes = log.info,
 ) -> LabelCounts:
     """The label counts of the partition that a run of this config uses; only what `data` names is loaded."""
-    changes = [overrides] if isinstance(overrides, str) else overrides
-    chosen = load_config(source, changes, without=TRAINING_ONLY, trust=trust, notes=notes)
+    chosen = load_config(source, overrides, without=TRAINING_ONLY, trust=trust, notes=notes)
     config, data = load_data(chosen, data_dir)
     seed = config.seed if config.data.seed is None else config.data.seed
     with words_of_the_config(config):

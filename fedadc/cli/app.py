@@ -66,14 +66,15 @@ def _root(
 def main() -> None:
     """The entry point: runs a command and ends with its exit code, which EXIT_CODES lists."""
     logging.getLogger("fedadc").handlers[:] = [_Warnings(logging.WARNING)]
+    from fedadc.system.processes import SAFE_PATH, environment_set
     from fedadc.system.signals import ignoring_signals, last_signal, stopping_on_signals
 
     try:
-        with stopping_on_signals():
+        with environment_set(SAFE_PATH), stopping_on_signals():
             code = _command().main(prog_name="fedadc", standalone_mode=False)
             sys.stdout.flush()  # here, so that a full disk is noticed
-    except BrokenPipeError:  # the reader closed the pipe, e.g. `| head`
-        code = 0
+    except BrokenPipeError as error:  # the reader closed the pipe, e.g. `| head`
+        code = _report(error) if getattr(error, "__notes__", None) else 0  # notes: it comes from a user's method
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:

@@ -107,7 +107,7 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
     """What server and clients agree on, from a `complete` config; a client checks the model with its own samples."""
     model, module = build_module(config, spec)
     with words_of_the_config(config):
-        return agree(
+        agreement = agree(
             module,
             spec,
             Server(with_objective(config.method, config.objective), config.ensembles),
@@ -119,6 +119,10 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
             device=device,
             samples=samples,
         )
+    if model.weights is not None:
+        path = config.file(model.weights)
+        agreement.load_weights(read_weights(path), str(path))
+    return agreement
 
 
 def build_coordinator(config: Config, agreement: Agreement, roster: Roster) -> Coordinator:

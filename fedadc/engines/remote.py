@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from fedadc.errors import FedadcError, one_line
+from fedadc.errors import FedadcError, one_line, require
 from fedadc.models.vectors import State
 from fedadc.training.aggregate import PartialSum, received
 from fedadc.training.agreement import Agreement
-from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.training.wire import Wire
 
-Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes]]  # (client, message) -> answers, in the same order
+log = logging.getLogger("fedadc")
+Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes | None]]
 
 
 @dataclass
 class Remote:
-    """Runs the clients' half of a round wherever `exchange` carries the messages."""
+    """Runs the clients' half of a round wherever `exchange` carries the messages.
+
+    `exchange` gets (client, message) of each client and yields their answers in the same order; None: no answer came. A
+    client without an answer, or with one that cannot be read, is dropped from the round.
+    """
 
     agreement: Agreement
     exchange: Exchange
+    _events: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._wire = Wire(self.agreement)
@@ -30,11 +37,33 @@ class Remote:
     ) -> Iterator[PartialSum]:
         """Train each client. Their states are with them; here `states` only says in which round each was counted."""
         messages = [(task.client, self._wire.write_task(broadcast, task)) for task in tasks]
+        first: State = {}  # the first upload of the round: all others must have its names and shapes
         for task, answer in zip(tasks, self.exchange(messages), strict=True):
-            result, keeps_state = self._wire.read_result(answer, broadcast.round, task)
             try:
-                part = received(self.agreement, result, task.weight)
-            except (RuntimeError, IndexError, ValueError) as error:  # such as positions outside the vector
-                raise FedadcError(f"client {task.client}: its upload cannot be read ({one_line(error)}).") from error
-            report = replace(part.reports[0], state=None if keeps_state else {})
-            yield PartialSum(part.sum, (report,))
+                require(answer is not None, "no answer came")
+                result, keeps_state = self._wire.read_result(answer or b"", broadcast.round, task)
+                first = first or result.upload
+                part = self._read(result, task.weight, first)
+            except FedadcError as error:
+                self._report(f"round {broadcast.round}, client {task.client}: {one_line(error)}; it is left out")
+                continue
+            yield PartialSum(part.sum, [replace(part.reports[0], state=None if keeps_state else {})])
+
+    def _read(self, result: ClientResult, weight: float, first: State) -> PartialSum:
+        alike = result.upload.keys() == first.keys() and all(
+            v.shape == first[n].shape for n, v in result.upload.items()
+        )
+        require(alike, "its upload has other names or shapes than that of the first client")
+        try:
+            return received(self.agreement, result, weight)
+        except (RuntimeError, IndexError, ValueError) as error:  # such as positions outside the vector
+            raise FedadcError(f"its upload cannot be read ({one_line(error)})") from error
+
+    def _report(self, event: str) -> None:
+        log.warning(event)
+        self._events.append(event)
+
+    def take_events(self) -> tuple[str, ...]:
+        """Events since the last call that a user should know."""
+        events, self._events = tuple(self._events), []
+        return events

@@ -151,6 +151,7 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
             try:
                 answer: Any = worker.train(job) if isinstance(job, TrainingJob) else worker.count(job)
             except Exception as error:
+                error.add_note(f"in {worker.doing}")
                 known = explained(error)
                 sent = None if known is None else same_kind(known, str(known))  # of a class that can be unpickled
                 answer = Failure(worker.doing, sent, traceback.format_exc())

@@ -73,6 +73,8 @@ def _is_settings(hint: Any) -> bool:
 
 def _fits(hint: Any, value: Any) -> bool:
     """True if a value needs neither an error message nor a conversion; this is fast and needs no pydantic."""
+    if hint is Any:
+        return True
     if isinstance(hint, type):
         return isinstance(value, hint) if hint is Path or _is_settings(hint) else type(value) is hint
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -82,7 +84,7 @@ def _fits(hint: Any, value: Any) -> bool:
         return type(value) is tuple and parts[1:] == (...,) and all(_fits(parts[0], item) for item in value)
     if origin is dict:
         return type(value) is dict and parts == (str, Any)
-    return hint is Any or any(_fits(part, value) for part in _alternatives(hint) if part is not hint)
+    return any(_fits(part, value) for part in _alternatives(hint) if part is not hint)
 
 
 def _converted(hint: Any, value: Any, name: str) -> Any:

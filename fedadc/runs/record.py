@@ -110,9 +110,9 @@ class RecordedRun:
 
 def load_config(
     source: Config | Mapping[str, Any] | str | Path,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     folder: Path | None = None,
-    presets: Sequence[str] = (),
+    presets: str | Sequence[str] = (),
     *,
     without: Sequence[str] = (),
     trust: bool = False,
@@ -123,6 +123,9 @@ def load_config(
     If the config is that of a run directory, its files are searched in the folder of the original config. User code is
     loaded from there if it is as the run has sealed it, or with `trust`. `without` leaves out keys that are not needed.
     """
+    overrides, presets = ([value] if isinstance(value, str) else value for value in (overrides, presets))
+    valid = isinstance(source, Config | Mapping | str | Path)
+    require(valid, f"a config must be a file, a mapping or a Config, not {source!r:.60}.")
     if isinstance(source, Config):
         return changed_config(source, overrides, presets)
     if isinstance(source, Mapping):

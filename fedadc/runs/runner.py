@@ -77,8 +77,8 @@ def run(
     in this process. The result does not depend on it.
     `watch` is called with the record of every round, `notes` with messages about the data and the progress of the run.
     """
-    presets, changes = ([value] if isinstance(value, str) else value for value in (preset, overrides))
-    config = load_config(source, changes, presets=presets, trust=trust, notes=notes)
+    config = load_config(source, overrides, presets=preset, trust=trust, notes=notes)
+    require(out is None or isinstance(out, str | Path), f"out must be a path, not {out!r:.60}.")
     path = None if out is None else Path(out)
     require(not (resume and overwrite), "use `resume` or `overwrite`, not both.")
     require(not resume or path is not None, "resume needs `out`, the run directory to resume.")
@@ -111,7 +111,7 @@ def resume(
     User code is loaded if it is as the run has sealed it, or with `trust`.
     """
     original = recorded_config(Path(path), trust, notes)
-    config = load_config(original, [overrides] if isinstance(overrides, str) else overrides)
+    config = load_config(original, overrides)
     return resume_config(
         config, original, Path(path), data_dir, device, workers, workers_per_gpu, watch=watch, notes=notes
     )

@@ -24,7 +24,7 @@ from fedadc.system.signals import SIGNALS
 # not raise its peak.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else the server would import a folder `fedadc` in the current directory
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else a process imports files and folders of the current directory
 
 
 def context() -> BaseContext:
@@ -41,7 +41,7 @@ def start_process_server(*modules: str) -> None:
         from multiprocessing import forkserver
 
         start.set_forkserver_preload(list(modules))
-        with keeping_memory({**KEEP_MEMORY, **SAFE_PATH}), blocked_interrupts():
+        with environment_set({**KEEP_MEMORY, **SAFE_PATH}), blocked_interrupts():
             forkserver.ensure_running()
 
 
@@ -52,8 +52,8 @@ def import_torch() -> None:
 
 
 @contextmanager
-def keeping_memory(settings: Mapping[str, str] = KEEP_MEMORY) -> Iterator[None]:
-    """Make processes started meanwhile keep freed memory, unless the user has set these environment variables."""
+def environment_set(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started meanwhile, except those that the user has set."""
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)
     try:

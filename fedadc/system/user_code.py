@@ -109,9 +109,9 @@ class UserCode:
         self.used[where] = name
         self.files |= {loaded.file.name: loaded.sha256 for loaded in _FINDER.modules.values()}
         if not hasattr(imported, attribute):
-            raise unknown(f"{where}: in {module_name} the name", attribute, [n for n in vars(imported) if n[:1] != "_"])
+            raise unknown(f"{where}: in {module_name} the name", attribute, _defined_in(imported))
         found = getattr(imported, attribute)
-        home = getattr(found, "__module__", None)
+        home = getattr(found, "__module__", None) if isinstance(found, type | types.FunctionType) else None
         require(  # else a file with `from subprocess import run` would offer `run` to every config
             home in _FINDER.modules or home == module_name,
             f"{where}: {name} is not a class or function that {module.file.name} defines; define one there.",
@@ -239,10 +239,32 @@ def provide_modules(modules: Mapping[str, UserModule]) -> None:
     _FINDER.install()
 
 
+def _defined_in(module: types.ModuleType) -> list[str]:
+    """The names of the classes and functions that a module defines itself."""
+    own = (n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+    return [name for name in own if not name.startswith("_")]
+
+
+def _has_changed(known: types.ModuleType, file: Path) -> bool:
+    """True if a file is known to differ from what Python itself has imported, by the header of Python's cached code."""
+    try:
+        header = Path(known.__cached__ or "").read_bytes()[:16]
+        status = file.stat()
+    except (OSError, AttributeError, ValueError):
+        return False  # there is no cached code
+    by_time, cached = header[4:8] == bytes(4), (header[8:12], header[12:16])
+    now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    return by_time and cached != tuple(n.to_bytes(4, "little") for n in now)
+
+
 def _imported(name: str, module: UserModule, helpers: _Helpers) -> types.ModuleType:
     """The module, imported if it is not yet, or if a file of its folder has changed."""
     known = sys.modules.get(name)
     if known is not None and not _is_ours(known):  # the user's script has imported it
+        require(
+            not _has_changed(known, module.file),
+            f"{module.file} has changed since this program imported it; start the program again.",
+        )
         _FINDER.modules |= {**_imported_from(module.file.parent), name: module}
         return known
     if not _may_stay(helpers):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedadc.communication.uplinks import Uplink
 from fedadc.data.batches import Augment, ClientData, Inputs
 from fedadc.data.dataset import Array, DataSpec, Samples
 from fedadc.errors import require
+from fedadc.fields.summary import summary
 from fedadc.methods.base import Method
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
@@ -46,6 +48,21 @@ class Agreement:
     @property
     def method(self) -> Method:
         return self.server.method
+
+    def load_weights(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Start from the weights of a state dict instead of the module's own; `source` names them in messages."""
+        self.model.load_state_dict(dict(state), source)
+        self.start.copy_(self.model.theta)
+
+    def __repr__(self) -> str:
+        facts = {
+            "model": self.model,
+            "method": self.method,
+            "work": self.work,
+            "uplink": self.uplink,
+            "seed": self.seed,
+        }
+        return summary("Agreement", facts)
 
     @property
     def sent_part(self) -> slice:

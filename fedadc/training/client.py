@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fedadc.data.dataset import Samples
 from fedadc.errors import require
+from fedadc.fields.summary import summary
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
 from fedadc.training.agreement import Agreement
@@ -15,21 +16,30 @@ from fedadc.training.wire import Wire
 
 @dataclass
 class Client:
-    """One client. It knows the agreement and what it receives, and has nothing of any other client."""
+    """One client. It knows the agreement and what it receives, and has nothing of any other client.
+
+    It keeps its state after every round in which it took part, until it is told to `forget`. So it can answer again
+    where an answer was lost, and follow a server that goes back to an earlier round.
+    """
 
     agreement: Agreement
     number: int  # in the server's roster
     samples: Samples
-    states: dict[int, State] = field(default_factory=dict)  # by round: the last one counted, and those not known to be
+    states: dict[int, State] = field(default_factory=dict)  # by round; the server says which of them counted last
 
     def __post_init__(self) -> None:
         self._wire = Wire(self.agreement)
+
+    def __repr__(self) -> str:
+        return summary("Client", {"number": self.number, "samples": len(self.samples), "states": list(self.states)})
 
     def __call__(self, content: bytes) -> bytes:
         """Answer a task: train, keep the new state, and return the upload."""
         broadcast, task = self._wire.read_task(content)
         require(task.client == self.number, f"the task is for client {task.client}; this is client {self.number}.")
-        state = self._counted_state(task.counted)
+        counted = task.counted
+        require(counted == 0 or counted in self.states, f"client {self.number} has no state of round {counted}.")
+        state = self.states.get(counted)
         with deterministic():
             result = local_update(self.agreement, self.agreement.client_data(self.samples), state, broadcast, task)
         keeps_state = bool(result.state) or state is not None
@@ -37,8 +47,6 @@ class Client:
             self.states[broadcast.round] = {name: v.cpu() for name, v in result.state.items()}
         return self._wire.write_result(broadcast.round, result, keeps_state)
 
-    def _counted_state(self, round: int) -> State | None:
-        """The state after the last round that the server counted; later ones are forgotten: their uploads were lost."""
-        require(round == 0 or round in self.states, f"client {self.number} has no state of round {round}.")
-        self.states = {round: self.states[round]} if round else {}
-        return self.states.get(round)
+    def forget(self, before: int) -> None:
+        """Delete the states of rounds that no server will go back to, so that they do not pile up."""
+        self.states = {round: state for round, state in self.states.items() if round >= before}

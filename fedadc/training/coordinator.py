@@ -14,6 +14,7 @@ from fedadc.communication.ledger import sizes
 from fedadc.communication.network import Network
 from fedadc.data.roster import Roster
 from fedadc.errors import require
+from fedadc.fields.summary import summary
 from fedadc.rng import generator
 from fedadc.selections import Selection, Uniform
 from fedadc.selections.cohorts import Cohorts
@@ -54,6 +55,10 @@ class Coordinator:
         self.replica = None
         if self.network.downlink.tracks:
             self.replica = ServerReplica.of(self.server, self.downlink, self.network.downlink, agreement.start)
+
+    def __repr__(self) -> str:
+        facts = {"agreement": self.agreement, "roster": self.roster, "cohort": self.cohort, "weighting": self.weighting}
+        return summary("Coordinator", facts)
 
     @property
     def server(self) -> Server:

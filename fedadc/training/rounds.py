@@ -59,6 +59,8 @@ def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon
     uploads = _Uploads(coordinator, t, state.clients)
     for part in run_clients(broadcast, _tasks(coordinator, cohort, reporting, state), state.clients):
         uploads.add(part)
+    lost = [client for client in reporting if client not in uploads.sent]  # an engine may lose clients
+    reporting = {client: h for client, h in reporting.items() if client not in lost}
     mean = uploads.mean()
 
     info = RoundInfo(round=t, lr=lr, counted=uploads.counted, clients=len(roster))
@@ -67,11 +69,12 @@ def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon
         coordinator.replica.require_same_update(state.theta, state.server, mean, info, (theta, server))
     ledger, links = coordinator.network.carry(t, cohort, reporting, uploads.sent, mean, state.links)
     after = RunState(t, theta, server, state.clients.updated(uploads.states), horizon, links)
-    samples = work.count_samples(sizes[~dropped], steps[~dropped])
+    done = np.isin(chosen, list(reporting))
+    samples = work.count_samples(sizes[done], steps[done])
     seconds = time.perf_counter() - began
     return Round(
         t, lr, uploads.loss, tuple(cohort.tolist()), ledger, samples, seconds, after,
-        dropped=tuple(chosen[dropped].tolist()), slow=tuple(chosen[slow].tolist()), skipped=tuple(uploads.skipped),
+        dropped=tuple(chosen[~done].tolist()), slow=tuple(chosen[slow].tolist()), skipped=tuple(uploads.skipped),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from fedadc.rng import generator
 from fedadc.system.files import to_safetensors
 from fedadc.training.agreement import DELTA, Agreement
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
+from fedadc.views.local_work import MOST
 
 VERSION = 1
 HEADER = "fedadc"  # the only entry of a file's metadata: safetensors writes several in arbitrary order
@@ -72,6 +73,9 @@ class Wire:
             self._down = {}
         self._up = self._uploads()
 
+    def __repr__(self) -> str:
+        return f"Wire({self._fingerprint[:12]}, {_size(self._down):,} bytes down, {_size(self._up):,} bytes up)"
+
     def write_task(self, broadcast: ServerBroadcast, task: ClientTask) -> bytes:
         """What the server sends to one client."""
         header = _TaskHeader(
@@ -91,9 +95,9 @@ class Wire:
         if "theta" in tensors:
             theta[self.agreement.sent_part] = tensors["theta"].to(device)
         vectors = {name.removeprefix("server."): v.to(device) for name, v in tensors.items() if name != "theta"}
-        require(header.steps >= 1 and header.round >= 1, "the message asks for less than one step or round.")
-        numbers = header.lr, header.mean_samples
-        require(all(map(math.isfinite, numbers)), f"the message has a number that is not finite: {numbers}.")
+        whole, real = (header.steps, header.round), (header.lr, header.mean_samples)
+        valid = all(1 <= n <= MOST for n in whole) and all(0 < n < math.inf for n in real)
+        require(valid, f"the message has impossible numbers: steps and round {whole}, lr and mean samples {real}.")
         broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_samples)
         return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
 
@@ -119,7 +123,7 @@ class Wire:
         )
         self._check_upload(tensors)
         upload = {name: vector.to(theta.device) for name, vector in tensors.items()}
-        loss = math.nan if header.loss is None else header.loss
+        loss = math.nan if header.loss is None or math.isinf(header.loss) else header.loss
         return ClientResult(header.client, upload, {}, loss, header.finite), header.keeps_state
 
     def _uploads(self) -> State:
@@ -165,9 +169,10 @@ class Wire:
             header = TypeAdapter(cls).validate_json(json.dumps(tree), strict=True)
             tensors: State = load(content)
         except ValidationError as error:
-            raise FedadcError(f"the header of the message is wrong ({one_line(error)[:100]}).") from None
-        except SafetensorError as error:
-            raise FedadcError(f"the message is damaged ({one_line(error)}).") from None
+            wrong = ", ".join(str(part) for e in error.errors() for part in e["loc"])
+            raise FedadcError(f"the header of the message is wrong: {wrong[:100]}.") from None
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch lacks
+            raise FedadcError(f"the message is damaged ({one_line(error)[:100]}).") from None
         return header, tensors
 
 

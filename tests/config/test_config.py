@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from fedadc.config.build import load_data, prepare
+from fedadc.config.build import build_agreement, complete, load_data, prepare
 from fedadc.config.settings import Config
 from fedadc.config.yaml import LARGEST_FILE
 from fedadc.errors import FedadcError
@@ -21,6 +21,7 @@ from fedadc.partitions import PARTITIONS
 from fedadc.runs.record import load_config
 from fedadc.schedules import SCHEDULES
 from fedadc.selections import SELECTIONS
+from fedadc.system.files import to_safetensors
 
 README = """\
 seed: 0
@@ -457,6 +458,7 @@ from torch import nn
 from fedadc.data import from_arrays
 from fedadc.methods import FedAvg, Method
 from fedadc.objectives import CrossEntropy, Objective
+from fedadc.system.files import to_safetensors
 
 @dataclass(frozen=True, kw_only=True)
 class Stay(FedAvg):
@@ -653,3 +655,15 @@ def test_modules_that_own_modules_import_do_not_mix_either(tmp_path: Path) -> No
 )
 def test_what_is_not_a_method_objective_model_or_loader_is_refused(own: Path, override: str, fragment: str) -> None:
     assert fragment in refusal(own, (override,))
+
+
+def test_both_halves_start_from_the_weights_of_the_config(tmp_path: Path) -> None:
+    tree = {"rounds": 1, "data": {"name": "digits", "clients": 2}, "model": {"name": "mlp", "hidden": [4], "seed": 5}}
+    other = prepare(load_config(tree)).federation
+    (tmp_path / "w.safetensors").write_bytes(to_safetensors(other.state_dict(other.start())))
+    weights = {"name": "mlp", "hidden": [4], "weights": str(tmp_path / "w.safetensors")}
+    config = load_config({**tree, "model": weights})
+    federation = prepare(config).federation
+    agreement = build_agreement(complete(config), federation.data.spec)
+    assert torch.equal(agreement.start, other.start().theta) and torch.equal(federation.start().theta, agreement.start)
+    assert agreement.fingerprint() == federation.agreement.fingerprint()

@@ -12,7 +12,7 @@ import torch
 
 from fedadc.errors import FedadcError
 from fedadc.system.determinism import device_of, resolve_workers
-from fedadc.system.processes import KEEP_MEMORY, cores, keeping_memory
+from fedadc.system.processes import KEEP_MEMORY, cores, environment_set
 
 
 def test_auto_is_a_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +64,11 @@ def test_workers_take_turns_on_the_gpus() -> None:
         assert device_of(4, torch.device(one), gpus=3) == torch.device(one)
 
 
-def test_keeping_memory_restores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "17")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     before = dict(os.environ)
-    with keeping_memory():
+    with environment_set(KEEP_MEMORY):
         assert os.environ["MALLOC_MMAP_MAX_"] == "17"
         assert os.environ["MALLOC_TRIM_THRESHOLD_"] == KEEP_MEMORY["MALLOC_TRIM_THRESHOLD_"]
     assert dict(os.environ) == before

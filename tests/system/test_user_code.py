@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -288,3 +289,22 @@ def test_commands_that_load_say_what(call: Call, tmp_path: Path) -> None:
     answer = call("evaluate", "run")
     assert "note: data: loading mine:dots" in answer.err and "note: model: loading mine:Net" in answer.err
     assert "method" not in answer.err and "selection" not in answer.err
+
+
+@pytest.mark.parametrize("words", [["run", "c.yaml", "--workers", "2"], ["experiment", "e.yaml"]])
+def test_files_of_the_current_folder_are_not_imported_by_any_process(words: list[str], tmp_path: Path) -> None:
+    """A stranger's folder may have files with names of modules that Python or fedadc import when a process starts."""
+    launcher, folder = tmp_path / "bin/launcher", tmp_path / "folder"  # as the installed command `fedadc` is started
+    launcher.parent.mkdir()
+    launcher.write_text("from fedadc.cli.app import main\nif __name__ == '__main__': main()\n")
+    folder.mkdir()
+    for name in ("multiprocessing", "pickle", "signal", "socket", "threading", "torch", "numpy", "typing", "random"):
+        (folder / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(99)\n")
+    tree = {"rounds": 1, "data": {"name": "digits", "clients": 4, "validation": 0.2}, "model": "logistic"}
+    (folder / "c.yaml").write_text(json.dumps(tree))
+    runs = {"A": {"grid": {"local.lr": [0.1]}}}
+    experiment = {"title": "t", "base": tree, "runs": runs, "seeds": [0], "budget": 1}
+    (folder / "e.yaml").write_text(json.dumps(experiment))
+    done = subprocess.run([sys.executable, str(launcher), *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "ran").exists()

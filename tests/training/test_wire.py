@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from fedadc.selections import Covering
 from fedadc.training.client import Client
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
+from fedadc.training.rounds import train, with_events
 from fedadc.training.wire import HEADER, MAX_VECTORS, Wire
 from fedadc.views.local_work import LocalWork
 
@@ -106,13 +109,16 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "version as text": ({"version": "1"}, "version '1'"),
     "kind": ({"kind": "result"}, "is a 'result', but a task is expected"),
     "run": ({"agreement": "0" * 64}, "of another run"),
-    "steps": ({"steps": 0}, "less than one step"),
-    "steps as text": ({"steps": "3"}, "header of the message is wrong"),
-    "round": ({"round": -1}, "less than one step or round"),
-    "lr": ({"lr": None}, "header of the message is wrong"),
-    "an lr of infinity": ({"lr": math.inf}, "not finite"),
-    "no client": ({"client": "absent"}, "header of the message is wrong"),
-    "a further key": ({"path": "/etc/passwd"}, "header of the message is wrong"),
+    "steps": ({"steps": 0}, "impossible numbers"),
+    "too many steps": ({"steps": 10**30}, "impossible numbers"),
+    "a negative lr": ({"lr": -1.0}, "impossible numbers"),
+    "no samples": ({"mean_samples": 0.0}, "impossible numbers"),
+    "steps as text": ({"steps": "3"}, "header of the message is wrong: "),
+    "round": ({"round": -1}, "impossible numbers"),
+    "lr": ({"lr": None}, "header of the message is wrong: "),
+    "an lr of infinity": ({"lr": math.inf}, "impossible numbers"),
+    "no client": ({"client": "absent"}, "header of the message is wrong: "),
+    "a further key": ({"path": "/etc/passwd"}, "header of the message is wrong: "),
     "shape": ({"tensors": {"theta": torch.zeros(THETA - 1)}}, r"theta as \[63\] torch.float32, but it must be \[64\]"),
     "dtype": ({"tensors": {"theta": torch.zeros(THETA).half()}}, "torch.float16, but it must be"),
     "a further vector": ({"tensors": {"server.m": torch.zeros(3)}}, r"lacks or should not have server\.m"),
@@ -134,28 +140,37 @@ def test_a_client_refuses_what_is_not_a_task_of_its_run(name: str) -> None:
 BAD_RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "round": ({"round": 2}, "of round 2, client 2, but round 1, client 2 was asked for"),
     "client": ({"client": 3}, "of round 1, client 3, but"),
-    "finite": ({"finite": "yes"}, "header of the message is wrong"),
+    "finite": ({"finite": "yes"}, "header of the message is wrong: "),
     "kind": ({"kind": "task"}, "is a 'task', but a result is expected"),
     "another delta": ({"tensors": {"delta": torch.zeros(THETA)}}, "which the uplink of this run does not send"),
     "another message": ({"tensors": {"delta.levels": torch.zeros(3)}}, "which the uplink of this run does not send"),
     "shape": ({"tensors": {"c": torch.zeros(3)}}, r"c as \[3\]"),
     "dtype": ({"tensors": {"delta.index": torch.zeros(7)}}, r"delta\.index as \[7\] torch.float32, but .*int32"),
     "too many": ({"tensors": {f"v{n}": torch.zeros(1) for n in range(MAX_VECTORS + 1)}}, "further vectors"),
+    "a vector that others lack": ({"tensors": {"v": torch.zeros(1)}}, "other names or shapes than that of the first"),
     "a large vector": ({"tensors": {"v": torch.zeros(THETA + 1)}}, "larger than the model"),
     "too large": ({"tensors": {"v": torch.zeros(10**5)}}, "larger than a result can be"),
-    "positions": ({"tensors": {"delta.index": torch.full((7,), 10**6, dtype=torch.int32)}}, "client 2.*cannot be read"),
+    "positions": (
+        {"tensors": {"delta.index": torch.full((7,), 10**6, dtype=torch.int32)}},
+        "its upload cannot be read",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_RESULTS)
-def test_a_server_refuses_what_is_not_the_answer_to_its_task(name: str) -> None:
+def test_a_server_leaves_out_what_is_not_the_answer_to_its_task(name: str) -> None:
     trained = federation(uplink=TopK(share=0.1))
-    client, (changes, words) = client_of(trained), BAD_RESULTS[name]
-    engine = Remote(
-        trained.agreement, lambda messages: iter([changed(client(message), **changes) for _, message in messages])
-    )
-    with pytest.raises(FedadcError, match=words):
-        list(engine.run(broadcast_of(trained), [ClientTask(2, 2)], {}))
+    bad, good, (changes, words) = client_of(trained), client_of(trained, 3), BAD_RESULTS[name]
+
+    def exchange(messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes]:
+        yield good(messages[0][1])
+        yield changed(bad(messages[1][1]), **changes)
+
+    engine = Remote(trained.agreement, exchange)
+    parts = list(engine.run(broadcast_of(trained), [ClientTask(3, 2), ClientTask(2, 2)], {}))
+    assert [part.reports[0].client for part in parts] == [3]
+    (event,) = engine.take_events()
+    assert re.search(rf"^round 1, client 2: .*{words}.*; it is left out$", event) and not engine.take_events()
 
 
 def test_an_upload_that_is_not_finite_is_reported_and_not_added() -> None:
@@ -200,9 +215,13 @@ def test_a_client_whose_upload_was_lost_goes_back_to_the_state_that_was_counted(
     other(task_bytes(trained))
     third = other(task_bytes(trained, round=3, counted=1))
     assert client(task_bytes(trained, round=3, counted=1)) == third  # round 2 was not counted
-    with pytest.raises(FedadcError, match="client 2 has no state of round 2"):
-        client(task_bytes(trained, round=4, counted=2))
-    assert client.states.keys() == {1, 3}
+    with pytest.raises(FedadcError, match="client 2 has no state of round 9"):
+        client(task_bytes(trained, round=4, counted=9))
+    assert client.states.keys() == {1, 2, 3}
+    client(task_bytes(trained))  # an old task, delivered again
+    assert client(task_bytes(trained, round=3, counted=1)) == third
+    client.forget(before=3)
+    assert client.states.keys() == {3}
 
 
 def test_a_client_refuses_the_task_of_another() -> None:
@@ -235,3 +254,53 @@ def test_halves_that_agree_on_something_else_notice_it() -> None:
     ]
     assert here.fingerprint() == federation().agreement.fingerprint()
     assert len({a.fingerprint() for a in [here, *others]}) == 6
+
+
+def run_apart(
+    trained: Federation, clients: dict[int, Client], lost: Collection[tuple[int, int]] = (), **kw: Any
+) -> Any:
+    """Train with clients that get bytes; the answers of `lost` (round, client) never arrive."""
+    rounds = kw.pop("rounds", 4)
+
+    def exchange(messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | None]:
+        for number, message in messages:
+            answer = clients[number](message)
+            round = Wire(trained.agreement).read_task(message)[0].round
+            yield None if (round, number) in lost else answer
+
+    engine = Remote(trained.agreement, exchange)
+    state = kw.get("start") or trained.start()
+    return list(with_events(train(trained.coordinator, engine.run, rounds, state), engine.take_events))
+
+
+def test_a_client_whose_answer_is_lost_is_dropped_from_the_round() -> None:
+    """As if it had been dropped in a simulation: same theta, same states."""
+    trained = federation(cohort=3)
+    clients = {k: client_of(trained, k) for k in range(6)}
+    cohorts = {t: trained.coordinator.select(t).tolist() for t in range(1, 5)}
+    lost = {(1, cohorts[1][0]), (2, cohorts[2][2]), (3, cohorts[3][0]), (3, cohorts[3][1]), (3, cohorts[3][2])}
+    rounds = run_apart(trained, clients, lost)
+    assert [set(r.dropped) for r in rounds] == [{k for t, k in lost if t == r.round} for r in rounds]
+    assert all(len(r.events) == len(r.dropped) for r in rounds) and np.isnan(rounds[2].train_loss)
+
+    class Deaf:
+        """The simulation's engine, which loses the same clients."""
+
+        def run(self, broadcast: Any, tasks: Any, states: Any) -> Any:
+            heard = [task for task in tasks if (broadcast.round, task.client) not in lost]
+            return trained.engine.run(broadcast, heard, states)
+
+    simulated = list(train(trained.coordinator, Deaf().run, 4, trained.start()))
+    for a, b in zip(rounds, simulated, strict=True):
+        assert torch.equal(a.state.theta, b.state.theta) and torch.equal(a.state.server["c"], b.state.server["c"])
+        assert (a.dropped, a.samples, a.bytes_up) == (b.dropped, b.samples, b.bytes_up)
+    last = simulated[-1].state.clients
+    assert all(torch.equal(clients[k].states[last.counted(k)]["c"], last[k]["c"]) for k in last)
+
+
+def test_a_server_may_go_back_to_an_earlier_round() -> None:
+    trained = federation(cohort=3)
+    clients = {k: client_of(trained, k) for k in range(6)}
+    whole = run_apart(trained, clients, rounds=6)
+    again = run_apart(trained, clients, rounds=6, start=whole[2].state)
+    assert [r.round for r in again] == [4, 5, 6] and torch.equal(again[-1].state.theta, whole[-1].state.theta)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
-from fedadc.errors import DataError, require
+from fedadc.errors import DataError, FedadcError, require, same_kind
 
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
 
@@ -68,15 +68,25 @@ def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
 
 
 def from_clients(
-    clients: Sequence[Pair],
+    clients: Sequence[Pair] | Mapping[str, Pair],
     test: Pair | None = None,
     *,
-    tests: Sequence[Pair] | None = None,
+    tests: Sequence[Pair] | Mapping[str, Pair] | None = None,
     name: str = "clients",
     normalization: Normalization | None = None,
 ) -> Dataset:
-    """A natural federation from one pair of inputs and labels per client; `tests` holds one test pair per client."""
+    """A natural federation from one pair of inputs and labels per client, in a list or by name.
+
+    `tests` holds one test pair per client. In a list, a client's name is its position.
+    """
     require(len(clients) > 0, "from_clients needs at least one client.")
+    names = None
+    if isinstance(clients, Mapping):
+        names, clients = np.array([str(name) for name in clients]), [*clients.values()]
+    if isinstance(tests, Mapping):
+        known = set() if names is None else {*names.tolist()}
+        require({*map(str, tests)} == known, "from_clients needs the same client names in `clients` and `tests`.")
+        tests = [tests[name] for name in tests] if names is None else [_named(tests, name) for name in names.tolist()]
     require(
         test is None or tests is None,
         "from_clients takes `test` (one pair for all clients) or `tests` (one pair per client), not both.",
@@ -94,11 +104,22 @@ def from_clients(
         require(len(tests) == len(clients), f"from_clients got {counts}; it needs one test pair per client.")
         test_x, test_y, test_owners = _joined(tests, name, "test ")
         test = test_x, test_y
+    if names is not None:
+        owners, test_owners = names[owners], None if test_owners is None else names[test_owners]
     return from_arrays(x, y, test, owners=owners, test_owners=test_owners, name=name, normalization=normalization)
+
+
+def _named(pairs: Mapping[str, Pair], name: str) -> Pair:
+    return next(pair for key, pair in pairs.items() if str(key) == name)
 
 
 def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array, Array]:
     """The inputs, labels and owners of all clients' samples."""
+    for k, pair in enumerate(pairs):
+        require(
+            isinstance(pair, tuple | list) and len(pair) == 2,
+            f"client {k} must be a pair (inputs, labels), not {type(pair).__name__}.",
+        )
     inputs = [_inputs(x, name, f"client {k}'s {part}".strip()) for k, (x, _) in enumerate(pairs)]
     labels = [_labels(y, name) for _, y in pairs]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
@@ -201,7 +222,10 @@ def checked_owners(owners: Any, samples: int, name: str) -> Array:
 
 def inputs_like(data: Dataset, x: Any) -> Samples:
     """Inputs without labels, to be predicted; they must have the shape and the type of the data's own."""
-    inputs, like = _inputs(x, data.name, "further"), data.train.x
+    try:
+        inputs, like = _inputs(x, data.name, "further"), data.train.x
+    except FedadcError as error:
+        raise same_kind(error, f"x: {error}") from error
     if inputs.is_floating_point() and like.is_floating_point():
         inputs = inputs.to(like.dtype)
     require(
