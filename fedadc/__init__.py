@@ -32,6 +32,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; re
 if TYPE_CHECKING:
     from fedadc import communication as communication
     from fedadc import data as data
+    from fedadc import engines as engines
     from fedadc import errors as errors
     from fedadc import evaluation as evaluation
     from fedadc import methods as methods
@@ -90,8 +91,8 @@ _HOME = {
     "views.local_work": ("LocalWork",),
 }
 _NAMESPACES = (
-    "communication", "data", "errors", "evaluation", "methods", "models", "objectives", "partitions", "personal",
-    "runs", "schedules", "selections", "training", "views",
+    "communication", "data", "engines", "errors", "evaluation", "methods", "models", "objectives", "partitions",
+    "personal", "runs", "schedules", "selections", "training", "views",
 )  # fmt: skip
 _MOVED = {  # names of 0.2 that are now in a namespace; they warn, and are gone in 0.4
     "communication": (
@@ -121,7 +122,7 @@ _NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name
 
 __all__ = [
     "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog",
-    "communication", "compare", "data", "demo", "download", "errors", "evaluate", "evaluation", "experiment",
+    "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation", "experiment",
     "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
     "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "resume", "run",
     "runs", "schedules", "selections", "training", "views",

@@ -93,7 +93,7 @@ def serve_clients(head: dict[str, Any], body: bytes, source: IO[bytes], sink: IO
     agreement = build_agreement(config, spec_of(head["spec"]), samples[0])
     clients = {k: Client(agreement, k, own) for k, own in samples.items()}
     while (frame := read_frame(source)) is not None and "client" in frame[0]:
-        write_frame(sink, {}, clients[frame[0]["client"]](frame[1]))
+        write_frame(sink, {}, clients[frame[0]["client"]].answer(frame[1]))
     assert frame is not None
     kept = {
         f"{k}.{name}": vector

@@ -144,3 +144,16 @@ def test_the_page_on_python_is_true(capsys: pytest.CaptureFixture[str]) -> None:
     public = public_objects()
     for name in re.findall(r"`([A-Z]\w+)`", namespaces):
         assert name in public, name
+
+
+def test_the_example_of_two_halves_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What docs/architecture.md shows gives the losses of the simulation."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    simulated = prepare(load_config(DIGITS)).federation
+    sizes, data = simulated.clients.sizes, simulated.data
+    own = [data.train.take(simulated.clients[k]) for k in range(len(sizes))]
+    names = {"fedadc": fedadc, "source": DIGITS, "spec": data.spec, "sizes": sizes, "own": own}
+    exec(compile(code, "architecture.md", "exec", dont_inherit=True), names)
+    printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert printed == [r.train_loss for r in simulated.rounds(len(printed))]

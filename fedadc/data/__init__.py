@@ -17,6 +17,7 @@ from fedadc.data.loaders.builtin import cifar10, cifar100, digits, fashion_mnist
 from fedadc.data.loaders.csv import csv_table, from_csv
 from fedadc.data.loaders.images import from_images, image_folder
 from fedadc.data.loaders.npz import from_npz, npz
+from fedadc.data.roster import Roster
 from fedadc.data.split import HeldOut
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -31,7 +32,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 __all__ = [
-    "DATASETS", "Augment", "Batch", "Clients", "DataSpec", "Dataset", "HeldOut", "Normalization", "Samples", "cifar10",
-    "cifar100", "digits", "fashion_mnist", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz",
-    "from_torch", "mnist",
+    "DATASETS", "Augment", "Batch", "Clients", "DataSpec", "Dataset", "HeldOut", "Normalization", "Roster", "Samples",
+    "cifar10", "cifar100", "digits", "fashion_mnist", "from_arrays", "from_clients", "from_csv", "from_images",
+    "from_npz", "from_torch", "mnist",
 ]  # fmt: skip

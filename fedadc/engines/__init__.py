@@ -2,5 +2,6 @@
 
 from fedadc.engines.base import Engine
 from fedadc.engines.inprocess import InProcess
+from fedadc.engines.remote import Remote
 
-__all__ = ["Engine", "InProcess"]
+__all__ = ["Engine", "InProcess", "Remote"]

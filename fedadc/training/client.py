@@ -33,9 +33,9 @@ class Client:
     def __repr__(self) -> str:
         return summary("Client", {"number": self.number, "samples": len(self.samples), "states": list(self.states)})
 
-    def __call__(self, content: bytes) -> bytes:
-        """Answer a task: train, keep the new state, and return the upload."""
-        broadcast, task = self._wire.read_task(content)
+    def answer(self, message: bytes) -> bytes:
+        """Do a task: train, keep the new state, and return the upload."""
+        broadcast, task = self._wire.read_task(message)
         require(task.client == self.number, f"the task is for client {task.client}; this is client {self.number}.")
         counted = task.counted
         require(counted == 0 or counted in self.states, f"client {self.number} has no state of round {counted}.")

@@ -132,9 +132,9 @@ def test_a_client_refuses_what_is_not_a_task_of_its_run(name: str) -> None:
     client = client_of(trained)
     changes, words = BAD_TASKS[name]
     with pytest.raises(FedadcError, match=words):
-        client(changed(task_bytes(trained), **changes))
+        client.answer(changed(task_bytes(trained), **changes))
     assert not client.states
-    client(task_bytes(trained))
+    client.answer(task_bytes(trained))
 
 
 BAD_RESULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -163,8 +163,8 @@ def test_a_server_leaves_out_what_is_not_the_answer_to_its_task(name: str) -> No
     bad, good, (changes, words) = client_of(trained), client_of(trained, 3), BAD_RESULTS[name]
 
     def exchange(messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes]:
-        yield good(messages[0][1])
-        yield changed(bad(messages[1][1]), **changes)
+        yield good.answer(messages[0][1])
+        yield changed(bad.answer(messages[1][1]), **changes)
 
     engine = Remote(trained.agreement, exchange)
     parts = list(engine.run(broadcast_of(trained), [ClientTask(3, 2), ClientTask(2, 2)], {}))
@@ -177,7 +177,7 @@ def test_an_upload_that_is_not_finite_is_reported_and_not_added() -> None:
     trained = federation(FedAvg())
     client = client_of(trained)
     spoiled = {"delta": torch.full((THETA,), math.nan)}
-    engine = Remote(trained.agreement, lambda messages: iter([changed(client(m), spoiled) for _, m in messages]))
+    engine = Remote(trained.agreement, lambda messages: iter([changed(client.answer(m), spoiled) for _, m in messages]))
     (part,) = engine.run(broadcast_of(trained), [ClientTask(2, 2)], {})
     assert part.sum == {} and not part.reports[0].finite
 
@@ -209,17 +209,17 @@ WIRE, MESSAGE = Wire(TRAINED.agreement), task_bytes(TRAINED)
 def test_a_client_whose_upload_was_lost_goes_back_to_the_state_that_was_counted() -> None:
     trained = federation()
     client, other = client_of(trained), client_of(trained)
-    first = client(task_bytes(trained))
-    assert client(task_bytes(trained)) == first  # asked again, because the answer was lost
-    client(task_bytes(trained, round=2, counted=1))
-    other(task_bytes(trained))
-    third = other(task_bytes(trained, round=3, counted=1))
-    assert client(task_bytes(trained, round=3, counted=1)) == third  # round 2 was not counted
+    first = client.answer(task_bytes(trained))
+    assert client.answer(task_bytes(trained)) == first  # asked again, because the answer was lost
+    client.answer(task_bytes(trained, round=2, counted=1))
+    other.answer(task_bytes(trained))
+    third = other.answer(task_bytes(trained, round=3, counted=1))
+    assert client.answer(task_bytes(trained, round=3, counted=1)) == third  # round 2 was not counted
     with pytest.raises(FedadcError, match="client 2 has no state of round 9"):
-        client(task_bytes(trained, round=4, counted=9))
+        client.answer(task_bytes(trained, round=4, counted=9))
     assert client.states.keys() == {1, 2, 3}
-    client(task_bytes(trained))  # an old task, delivered again
-    assert client(task_bytes(trained, round=3, counted=1)) == third
+    client.answer(task_bytes(trained))  # an old task, delivered again
+    assert client.answer(task_bytes(trained, round=3, counted=1)) == third
     client.forget(before=3)
     assert client.states.keys() == {3}
 
@@ -227,7 +227,7 @@ def test_a_client_whose_upload_was_lost_goes_back_to_the_state_that_was_counted(
 def test_a_client_refuses_the_task_of_another() -> None:
     trained = federation()
     with pytest.raises(FedadcError, match="for client 2; this is client 3"):
-        client_of(trained, 3)(task_bytes(trained))
+        client_of(trained, 3).answer(task_bytes(trained))
 
 
 def test_models_of_any_floating_type_have_a_fingerprint() -> None:
@@ -264,7 +264,7 @@ def run_apart(
 
     def exchange(messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | None]:
         for number, message in messages:
-            answer = clients[number](message)
+            answer = clients[number].answer(message)
             round = Wire(trained.agreement).read_task(message)[0].round
             yield None if (round, number) in lost else answer
 
