@@ -35,7 +35,7 @@ def federation(
     x = torch.randn(clients, 2, *shape, generator=rng)
     data = dataset(x, torch.randint(0, CLASSES, (clients, 2), generator=rng))
     return fedadc.Federation(
-        model=model, data=data, method=method, local=fedadc.LocalWork(steps=1, batch_size=1, lr=LR)
+        test=0, model=model, data=data, method=method, local=fedadc.LocalWork(steps=1, batch_size=1, lr=LR)
     )
 
 

@@ -40,6 +40,7 @@ def vectors(method: fedadc.methods.Method, downlink: Downlink) -> tuple[float, f
     torch.manual_seed(0)
     try:
         federation = fedadc.Federation(
+            test=0,
             model=MLP((5,), 2, [6], projection=3),
             data=fedadc.from_clients(samples),
             method=method,

@@ -37,7 +37,7 @@ def vector_federation(data: fedadc.Dataset, workers: int, cohort: int, width: in
     work = fedadc.LocalWork(epochs=1, batch_size=20, lr=LR)
     model = mlp(784, width, width, CLASSES)
     return fedadc.Federation(
-        model=model, data=data, method=METHODS["fedadc"], cohort=cohort, local=work, workers=workers
+        test=0, model=model, data=data, method=METHODS["fedadc"], cohort=cohort, local=work, workers=workers
     )
 
 

@@ -38,7 +38,9 @@ def small_federation(data: Dataset, workers: int) -> fedadc.Federation:
     torch.manual_seed(0)
     work = fedadc.LocalWork(epochs=1, batch_size=5, lr=LR)
     model = mlp(FEATURES, 32, CLASSES)
-    return fedadc.Federation(model=model, data=data, method=METHODS["fedadc"], cohort=100, local=work, workers=workers)
+    return fedadc.Federation(
+        test=0, model=model, data=data, method=METHODS["fedadc"], cohort=100, local=work, workers=workers
+    )
 
 
 def federation(
@@ -49,7 +51,7 @@ def federation(
     work = fedadc.LocalWork(epochs=epochs or w.epochs, batch_size=w.batch, lr=LR)
     data = data or dataset(*load_tensors(name))
     return fedadc.Federation(
-        model=make_model(name), data=data, method=METHODS[method], cohort=w.cohort, local=work, workers=workers
+        test=0, model=make_model(name), data=data, method=METHODS[method], cohort=w.cohort, local=work, workers=workers
     )
 
 

@@ -33,7 +33,7 @@ def federation(model: torch.nn.Module, shape: tuple[int, ...], each: int) -> fed
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS, each, *shape, generator=rng)
     data = dataset(x, torch.randint(0, CLASSES, (CLIENTS, each), generator=rng))
-    return fedadc.Federation(model=model, data=data, local=fedadc.LocalWork(epochs=1, batch_size=20, lr=LR))
+    return fedadc.Federation(test=0, model=model, data=data, local=fedadc.LocalWork(epochs=1, batch_size=20, lr=LR))
 
 
 def cases() -> dict[str, fedadc.Federation]:
