@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError
+from fedadc.errors import FedadcError, require
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,15 @@ class Roster:
     sizes: Array  # int64 [clients], the number of training samples of every client
     given_names: Sequence[str] | Array | None = None  # None: their numbers are their names
     reported: Callable[[], Array] | None = None  # samples per client and class, [clients, classes]; None: not reported
+
+    def __post_init__(self) -> None:
+        sizes = np.asarray(self.sizes, dtype=np.int64)
+        require(sizes.ndim == 1 and len(sizes) > 0, "sizes must have the number of samples of at least one client.")
+        require(sizes.min() >= 1, f"sizes must be at least 1, not {sizes.min()}.")
+        object.__setattr__(self, "sizes", sizes)
+        names = self.given_names
+        distinct = names is None or (len(names) == len(sizes) == len(np.unique(names)))
+        require(distinct, f"given_names must have {len(sizes)} different names, one for each client.")
 
     def __len__(self) -> int:
         return len(self.sizes)
