@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedadc.errors import require
 from fedadc.fields.summary import field_summary
+from fedadc.personal.calibrate import Layers
 from fedadc.personal.folder import PersonalFolder, check_target
 from fedadc.personal.plots import plot_gains
 from fedadc.personal.request import Request
@@ -36,6 +36,15 @@ class PersonalizationResult:
 def personalize(
     runs: str | Path | Sequence[str | Path],
     *,
+    clients: str | Sequence[int] | None = None,
+    regularizers: str | Sequence[str] = "none",
+    layers: Layers = "head",
+    model: str | None = None,
+    data: str | Path | None = None,
+    epochs: int = 2,
+    lr: float | None = None,
+    mu: float | None = None,
+    lam: float | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     data_dir: str | Path | None = None,
@@ -43,15 +52,31 @@ def personalize(
     trust: bool = False,
     watch: Watcher | None = None,
     notes: Notes = log.info,
-    **settings: Any,
 ) -> PersonalizationResult:
     """Tune a model for every client of one run or several, and write the results to RUN/personal, or to `out`.
 
-    `settings` are the fields of `Request`: clients, regularizers, layers, model, data, epochs, lr, mu, lam.
-    User code is loaded if it is as the run has sealed it, or with `trust`. `watch` is called after every client,
-    `notes` with messages about the user code.
+    `clients` are numbers or a text such as "0-9,12" (default: all), `regularizers` any of none, prox (weight `mu`) and
+    confidence (weight `lam`), `layers` head or all, `model` the NAME of model-NAME.safetensors to start from, `data`
+    the clients' new data, `lr` by default that of the run. User code is loaded if it is as the run has sealed it, or
+    with `trust`. `watch` is called after every client, `notes` with messages about the user code.
     """
-    request = _request(settings)
+    names = (regularizers,) if isinstance(regularizers, str) else tuple(regularizers)
+    given = {"lr": lr, "mu": mu, "lam": lam, "data": None if data is None else Path(data), "model": model}
+    request = Request(clients=clients, regularizers=names, layers=layers, epochs=epochs, **given)  # type: ignore[arg-type]
+    return _personalized(request, runs, out, overwrite, data_dir, device, trust, watch, notes)
+
+
+def _personalized(
+    request: Request,
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path | None,
+    overwrite: bool,
+    data_dir: str | Path | None,
+    device: str,
+    trust: bool,
+    watch: Watcher | None,
+    notes: Notes,
+) -> PersonalizationResult:
     paths = [Path(p) for p in ([runs] if isinstance(runs, str | Path) else runs)]
     require(bool(paths), "no runs to personalize; give at least one run directory.")
     require(len({p.resolve() for p in paths}) == len(paths), "the same run is given twice.")
@@ -81,14 +106,6 @@ def personalize(
         result.rows.extend(rows)
         result.folders.append(target)
     return result
-
-
-def _request(settings: dict[str, Any]) -> Request:
-    unknown = sorted(settings.keys() - Request.__dataclass_fields__.keys())
-    require(not unknown, f"personalize has no argument {', '.join(unknown)}.")
-    if isinstance(settings.get("regularizers"), str):
-        settings["regularizers"] = [settings["regularizers"]]
-    return Request(**settings)
 
 
 def _labels(runs: Sequence[RecordedRun]) -> list[str]:

@@ -617,7 +617,6 @@ def test_new_data_from_a_csv_file(tmp_path: Path) -> None:
         ({"regularizers": ["l2"]}, "regularizer 'l2' is unknown; choose from: confidence, none, prox"),
         ({"layers": "tail"}, "layers must be 'head' or 'all', not 'tail'"),
         ({"model": "server"}, "has no model-server.safetensors: this run has no other models"),
-        ({"color": 1}, "no argument color"),
     ],
 )
 def test_invalid_settings_are_refused(trained_run: Path, settings: dict[str, Any], words: str) -> None:

@@ -14,7 +14,10 @@ def path_of(value: str | os.PathLike[str], name: str = "path") -> Path:
 
 
 def file_or_share(test: str | os.PathLike[str] | float | None) -> tuple[Path | None, float | None]:
-    """The file or folder of the test data, or the share of the training data to hold out; one of them is None."""
+    """The file or folder of the test data, or the share of the training data to hold out; None for what is not given.
+
+    A share of 0 holds out nothing.
+    """
     if test is None or isinstance(test, int | float):
-        return None, test
+        return None, test or None
     return path_of(test, "test"), None

@@ -141,9 +141,9 @@ def from_csv(
 ) -> Dataset:
     """A data set from a CSV file with a label column and, for a natural federation, a client column.
 
-    `test` is a file or the share to hold out, by default 20 %; `validation` is a share of the rest. Nothing about held
-    out rows enters the encoding of the columns, so the shares cannot be held out later. `scale` has the center and the
-    spread of number columns, {"age": (40, 12)}.
+    `test` is a file or the share to hold out (default: 20 %; 0: none); `validation` is a share of the rest. Nothing
+    about held out rows enters the encoding of the columns, so the shares cannot be held out later. `scale` has the
+    center and the spread of number columns, {"age": (40, 12)}.
     """
     file, share = file_or_share(test)
     held_out = HeldOut(DEFAULT_TEST_SHARE if test is None else share, validation, seed)

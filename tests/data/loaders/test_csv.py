@@ -292,3 +292,10 @@ def test_from_csv_takes_a_test_file_or_a_share(table: Path) -> None:
 def test_from_csv_names_the_argument_that_is_wrong(table: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(FedadcError, match=words):
         from_csv(**{"path": table, "label": "label", **settings})
+
+
+def test_from_csv_may_keep_all_rows(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{k},{k % 2}\n" for k in range(10)))
+    assert from_csv(tmp_path / "t.csv", "y", test=0).test is None
+    assert len(from_csv(tmp_path / "t.csv", "y", test=0).train) == 10
+    assert len(from_csv(tmp_path / "t.csv", "y").train) == 8
