@@ -82,9 +82,7 @@ def prepare(
             channels_last=model.channels_last,
             workers=workers,
         )
-    if model.weights is not None:
-        path = config.file(model.weights)
-        federation.load_state_dict(read_weights(path), str(path))
+    _load_weights(config, federation.agreement)
     data_config = replace(config.data, clients=len(federation.clients))
     model = replace(model, channels_last=federation.agreement.inputs.channels_last)
     return Plan(replace(config, data=data_config, model=model), federation)
@@ -119,10 +117,15 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
             device=device,
             samples=samples,
         )
-    if model.weights is not None:
-        path = config.file(model.weights)
-        agreement.load_weights(read_weights(path), str(path))
+    _load_weights(config, agreement)
     return agreement
+
+
+def _load_weights(config: Config, agreement: Agreement) -> None:
+    """Start from the weights that the config names, if it names some."""
+    if config.model.weights is not None:
+        path = config.file(config.model.weights)
+        agreement.load_weights(read_weights(path), str(path))
 
 
 def build_coordinator(config: Config, agreement: Agreement, roster: Roster) -> Coordinator:
