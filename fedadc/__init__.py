@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from fedadc import training as training
     from fedadc import views as views
     from fedadc.analysis.comparison import compare as compare
-    from fedadc.analysis.demo import demo as demo
-    from fedadc.analysis.experiment import experiment as experiment
     from fedadc.analysis.label_counts import label_counts as label_counts
     from fedadc.config.catalog import catalog as catalog
     from fedadc.config.settings import Config as Config
@@ -69,12 +67,14 @@ if TYPE_CHECKING:
     from fedadc.runs.record import load_config as load_config
     from fedadc.runs.runner import resume as resume
     from fedadc.runs.runner import run as run
+    from fedadc.studies.demo import demo as demo
+    from fedadc.studies.experiment import experiment as experiment
     from fedadc.views.local_work import LocalWork as LocalWork
 
 _HOME = {
     "analysis.comparison": ("compare",),
-    "analysis.demo": ("demo",),
-    "analysis.experiment": ("experiment",),
+    "studies.demo": ("demo",),
+    "studies.experiment": ("experiment",),
     "analysis.label_counts": ("label_counts",),
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),

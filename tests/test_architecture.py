@@ -110,7 +110,8 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "runs": FEDERATION | {"federation", "config"},
     "analysis": FEDERATION | {"federation", "config", "runs"},
     "personal": FEDERATION | {"federation", "config", "runs", "analysis"},
-    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
+    "studies": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
+    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal", "studies"},
     "__main__": {"cli"},
 }
 

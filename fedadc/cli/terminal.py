@@ -24,12 +24,12 @@ from rich.text import Text
 
 from fedadc.analysis.compare import table_rows
 from fedadc.analysis.comparison import Comparison
-from fedadc.analysis.experiment import Choice
 from fedadc.analysis.label_counts import LabelCounts
 from fedadc.config.catalog import CatalogEntry
 from fedadc.personal.results import ResultRow
 from fedadc.personal.results import table_rows as personal_rows
 from fedadc.runs.runner import RunResult
+from fedadc.studies.experiment import Choice
 from fedadc.training.state import Metrics
 
 

@@ -100,10 +100,10 @@ def demo(
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.analysis.demo import DEMO_METHODS, TITLE, configs
-    from fedadc.analysis.demo import demo as run_demo
     from fedadc.analysis.plots import PLOT
     from fedadc.cli.terminal import comparison, progress_of_runs, say
+    from fedadc.studies.demo import DEMO_METHODS, TITLE, configs
+    from fedadc.studies.demo import demo as run_demo
 
     rounds = sum(config.rounds for _, config in configs(seeds))
     with progress_of_runs(rounds, len(DEMO_METHODS) * seeds) as watch:
@@ -126,10 +126,10 @@ def experiment(
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.analysis.experiment import CHOICES
-    from fedadc.analysis.experiment import experiment as run_experiment
     from fedadc.analysis.plots import PLOT
     from fedadc.cli.terminal import choices_table, comparison, note, progress_of_trials, say
+    from fedadc.studies.experiment import CHOICES
+    from fedadc.studies.experiment import experiment as run_experiment
 
     with progress_of_trials() as watch:
         result = run_experiment(file, out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note)

@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from commands import FILES, SMALL, Call, command, contents, fine, records, refused
-from fedadc.analysis import demo
 from fedadc.cli import app as cli
 from fedadc.config.build import load_data
 from fedadc.data import HeldOut
 from fedadc.runs.record import load_config
+from fedadc.studies import demo
 from fedadc.system.files import folder_lock
 
 PNG = b"\x89PNG\r\n\x1a\n"

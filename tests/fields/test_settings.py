@@ -21,7 +21,6 @@ import torch
 
 import fedadc
 from fedadc import LocalWork
-from fedadc.analysis.experiment import Candidate, Experiment
 from fedadc.communication.clock import DISTRIBUTIONS, Clock
 from fedadc.config.settings import TABLES, Config
 from fedadc.errors import FedadcError
@@ -30,6 +29,7 @@ from fedadc.methods import FedADC, FedAvg, Method
 from fedadc.personal.calibrate import Calibration
 from fedadc.personal.request import Request
 from fedadc.runs.record import load_config
+from fedadc.studies.experiment import Candidate, Experiment
 from public import public_objects
 
 REQUIRED: dict[type, dict[str, Any]] = {  # values of the fields without a default

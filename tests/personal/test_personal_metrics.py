@@ -15,7 +15,6 @@ from torch.nn.utils import vector_to_parameters
 
 from commands import SMALL, Call, fine, records, refused
 from conftest import small_federation
-from fedadc.analysis.experiment import read_experiment
 from fedadc.data import Dataset
 from fedadc.data.dataset import Samples
 from fedadc.data.shares import local_shares
@@ -26,6 +25,7 @@ from fedadc.methods import METHODS, Ditto, FedAvg, FedPer, FedRep, Method
 from fedadc.models import MLP
 from fedadc.rng import generator
 from fedadc.runs.runner import run
+from fedadc.studies.experiment import read_experiment
 from fedadc.views.local_work import LocalWork
 
 PERSONALIZED = [name for name, cls in METHODS.items() if cls.personalized]

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 import fedadc
 from commands import contents
 from conftest import small_federation
-from fedadc.analysis.trials import _finished
 from fedadc.config.build import prepare
 from fedadc.errors import CannotResume, FedadcError
 from fedadc.runs.directory import MetricsFile, RunDirectory, metrics_prefix
 from fedadc.runs.evaluate import evaluate
 from fedadc.runs.runner import execute
+from fedadc.studies.trials import _finished
 from fedadc.system.files import folder_lock
 from fedadc.system.signals import Stopped
 from fedadc.training.client_states import Storage

@@ -21,7 +21,6 @@ from typing import Any
 from fedadc.analysis.compare import AXES, final, higher_is_better, summarize
 from fedadc.analysis.comparison import Comparison
 from fedadc.analysis.plots import PLOT
-from fedadc.analysis.trials import Trial, Watcher, run_trials, unfinished
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
 from fedadc.config.settings import TABLES, Config, parse_config
@@ -34,6 +33,7 @@ from fedadc.errors import (
 )
 from fedadc.fields.settings import Settings
 from fedadc.runs.record import RecordedRun, read_run
+from fedadc.studies.trials import Trial, Watcher, run_trials, unfinished
 from fedadc.system.files import checksum, folder_lock, write_text
 from fedadc.system.user_code import Notes, UserCode
 

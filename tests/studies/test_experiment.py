@@ -15,8 +15,6 @@ import pytest
 import yaml
 
 from fedadc.analysis.compare import final
-from fedadc.analysis.experiment import check_rows, choose, read_experiment
-from fedadc.analysis.trials import Trial, run_trials, unfinished
 from fedadc.config.presets import PRESETS
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError
@@ -24,6 +22,8 @@ from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config, read_run
 from fedadc.selections import SELECTIONS, Uniform
+from fedadc.studies.experiment import check_rows, choose, read_experiment
+from fedadc.studies.trials import Trial, run_trials, unfinished
 
 SMALL: dict[str, Any] = {
     "title": "small",
