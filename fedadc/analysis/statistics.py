@@ -39,7 +39,7 @@ def paired_differences(ours: Mapping[int, float], others: Mapping[int, float]) -
 def bootstrap_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """The bootstrap interval of the mean of independent values, such as one value per seed. It is deterministic.
 
-    The plain percentile interval is too narrow for few values, so the percentiles are those of Hesterberg (What Teachers
+    The plain percentile interval is too narrow for few values, so the percentiles are Hesterberg's (What Teachers
     Should Know About the Bootstrap, 2015): Phi(-sqrt(n / (n - 1)) t), with Student's t of n - 1 degrees of freedom.
     No bootstrap interval extends beyond the smallest and the largest value, so with very few values it still covers
     less than it says. At 95 %, on normal data, it covers the true mean in 50 % of cases with 2 values, 75 % with 3,
