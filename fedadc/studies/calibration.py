@@ -106,9 +106,9 @@ class Bench:
             self.agreement.server.updated(self.agreement.start, self.server_state, mean, info)
 
     def count(self, samples: int) -> None:
-        """Evaluate the model on some samples of the first split."""
-        split = next(iter(self.counter.splits))
-        self.counter.count(self.agreement.start, EvaluationBatch(split, 0, samples))
+        """Evaluate the model on some samples of the largest split."""
+        largest = max(self.counter.splits, key=lambda name: len(self.counter.splits[name]))
+        self.counter.count(self.agreement.start, EvaluationBatch(largest, 0, samples))
 
     @property
     def evaluation_batch(self) -> int:
