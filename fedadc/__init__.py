@@ -69,12 +69,14 @@ if TYPE_CHECKING:
     from fedadc.runs.runner import run as run
     from fedadc.studies.demo import demo as demo
     from fedadc.studies.experiment import experiment as experiment
+    from fedadc.studies.reproduce import reproduce as reproduce
     from fedadc.views.local_work import LocalWork as LocalWork
 
 _HOME = {
     "analysis.comparison": ("compare",),
     "studies.demo": ("demo",),
     "studies.experiment": ("experiment",),
+    "studies.reproduce": ("reproduce",),
     "analysis.label_counts": ("label_counts",),
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),

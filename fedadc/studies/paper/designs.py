@@ -210,9 +210,7 @@ def _best_of(panel: Panel) -> Claim:
 
 def _above_nearest(panel: Panel) -> Claim:
     ahead = tuple(higher(panel.name, adc, FEDDYN, HALFWAY) for adc in (FEDADC_PLUS, FEDADC))
-    return Claim(
-        f"FedADC and FedADC+ are ahead of FedDyn at half of the rounds: {panel.title}", "section IV-C", ahead
-    )
+    return Claim(f"FedADC and FedADC+ are ahead of FedDyn at half of the rounds: {panel.title}", "section IV-C", ahead)
 
 
 def _table(name: str, panels: tuple[Panel, ...]) -> Design:
@@ -275,7 +273,7 @@ def _covering() -> Design:
         Row("FedADC, uniform cohorts", plain.changes, plain.grids, plain.settings),
     )
     # 5 clients with 2 labels each would cover the ten digits only if no label came twice
-    panel = Panel("covering", "CIFAR-10, s = 2, C = 0.1", base, rows, changes={"digits": {"cohort": {"ratio": 0.2}}})
+    panel = Panel("covering", "CIFAR-10, s = 2, C = 0.1", base, rows, changes={"digits": {"cohort.ratio": 0.2}})
     gain = _numbers()["covering_gain"]
     claim = Claim(
         "cohorts that cover every class improve the accuracy",
@@ -292,7 +290,7 @@ ENSEMBLES = {"swa": {"start": 250}, "ema": {"decay": 0.8}, "lookahead": {"every"
 def _ensembles() -> Design:
     base = overlay(_cifar10(0.1), {"ensembles": ENSEMBLES})
     rows = tuple(row for row in TABLE_ROWS if row.label in (FEDADC, FEDAVG))
-    half = {"laptop": {"ensembles": {"swa": {"start": 50}}}, "digits": {"ensembles": {"swa": {"start": 30}}}}
+    half = {"laptop": {"ensembles.swa.start": 50}, "digits": {"ensembles.swa.start": 30}}
     panel = Panel("ensembles", "CIFAR-10, s = 2, C = 0.1", base, rows, changes=half)
     claims = tuple(
         Claim(
@@ -304,9 +302,7 @@ def _ensembles() -> Design:
         for kind in ENSEMBLES
     )
     measures = (FINAL, *(f"{kind}_test_accuracy" for kind in ENSEMBLES))
-    return Design(
-        "ensembles", "Section IV-E: temporal ensembles", "section IV-E", (panel,), claims, measures=measures
-    )
+    return Design("ensembles", "Section IV-E: temporal ensembles", "section IV-E", (panel,), claims, measures=measures)
 
 
 def _links(vector: float) -> dict[str, Any]:
@@ -326,7 +322,8 @@ def _overlap() -> Design:
     method = {"name": "fedadc", "beta": 0.9, "nesterov": True}
     downlinks = ("overlap", "pull", "broadcast")
     rows = tuple(
-        Row(f"FedADC, {downlink}", {"method": method, "communication": {"downlink": downlink}}) for downlink in downlinks
+        Row(f"FedADC, {downlink}", {"method": method, "communication": {"downlink": downlink}})
+        for downlink in downlinks
     )
     rows = (*rows, Row(FEDAVG, {"method": "fedavg"}))
     panel = Panel("overlap", "virtual time on slow links", base, rows, changes=changes)
