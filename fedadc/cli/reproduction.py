@@ -48,7 +48,7 @@ def reproduce(
     import_torch()
     from fedadc.cli.terminal import note, progress_of_calibration, progress_of_queue
     from fedadc.studies import reproduce as studies
-    from fedadc.studies.plan import plan_of
+    from fedadc.studies.queue import require_none_failed
 
     if name is None:
         _print_designs(json)
@@ -61,14 +61,13 @@ def reproduce(
             )
         _print_costs(plan, costs, json)
         return
-    if not json:
-        _print_plan(plan_of(name, scale, chosen, only or ()))
     with progress_of_queue() as progress:
         result = studies.reproduce(
             name, scale=scale, seeds=chosen, only=only or (), budget=budget, out=out, jobs=jobs, data_dir=data_dir,
             watch=progress, notes=note,
         )  # fmt: skip
     _print_result(result, json)
+    require_none_failed(result.failed)
 
 
 def _seeds(text: str | None) -> Sequence[int] | None:
@@ -145,6 +144,7 @@ def _print_result(result: Reproduction, json: bool) -> None:
     if json:
         typer.echo(result.file("json").read_text(encoding="utf-8"), nl=False)
         return
+    _print_plan(result.plan)
     for title, (headings, cells) in result.tables():
         print_table(title, headings, cells, "accuracy: mean of the last 10 rounds, then mean ± std over seeds")
     headings, cells = result.claims_table()

@@ -100,6 +100,10 @@ class Plan:
                 chosen[row.key] = max(tried, key=lambda one: one[1])[0]
         return chosen
 
+    def title(self, panel: Panel) -> str:
+        """The title of a panel, with the data on which it is trained here."""
+        return f"{self.scale.tree(panel, panel.rows[0])['data']['name']}, {panel.title}"
+
     def changes(self) -> list[str]:
         """What differs from the published settings, line by line."""
         return list(dict.fromkeys(_changes(self)))

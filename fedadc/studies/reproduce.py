@@ -17,7 +17,7 @@ from fedadc.studies.estimate import Estimate, estimate
 from fedadc.studies.judge import judge, measure, personal_rows
 from fedadc.studies.paper.scales import PAPER, Scale
 from fedadc.studies.plan import Key, Plan, PlannedRow, PlannedRun, Setting, plan_of
-from fedadc.studies.queue import Outcome, Watcher, require_none_failed, train_jobs
+from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
 from fedadc.system.files import folder_lock
 from fedadc.system.user_code import Notes
@@ -43,12 +43,14 @@ def reproduce(
 
     `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: what does not
     fit is not run, the least important last. `jobs` runs are trained at once in `out` (default: runs/reproduce/SCALE),
-    where all figures and tables of a scale share their runs; those that are finished are not trained again.
+    where all figures and tables of a scale share their runs; those that are finished are not trained again. Runs that
+    fail are in `failed` of the result.
     """
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     require(budget is None or budget > 0, f"budget must be a number of hours above 0, not {budget}.")
     data_folder = None if data_dir is None else Path(data_dir)
     _require_data(plan, data_folder)
+    notes(f"{plan.design.title}; scale {plan.scale.name}: {plan.scale.summary}")
     study = _Study(plan, _folder(plan, out), data_folder, jobs, watch, notes, budget and 3600 * budget)
     with folder_lock(study.out):
         study.estimate()
@@ -60,9 +62,9 @@ def reproduce(
         results = study.results()
         rows = [study.row(row, chosen.get(row.key), results.get(row.key, {})) for row in plan.rows]
         claims = [judge(claim, results, plan.scale.name == PAPER.name) for claim in plan.design.claims]
-        result = Reproduction(plan, rows, claims, scores, *study.seconds(), study.out)
+        failed = [outcome for _, outcome in study.outcomes if outcome.status == "failed"]
+        result = Reproduction(plan, rows, claims, scores, failed, *study.seconds(), study.out)
         write_reproduction(result, results)
-    require_none_failed([outcome for _, outcome in study.outcomes])
     return result
 
 
