@@ -26,6 +26,7 @@ from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
 from fedadc.system.user_code import UserModule, provide_modules
 from fedadc.training.aggregate import added
+from fedadc.training.drift import ClientDrift
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 EVALUATED = "evaluated"  # the published model that is evaluated
@@ -60,7 +61,7 @@ class TrainingAnswer(NamedTuple):
     slot: int
     sum: Parcel
     states: list[Parcel]  # of each client
-    facts: list[tuple[int, float, float, Bytes, bool]]  # client, weight, loss, bytes, finite; of each client
+    facts: list[tuple[int, float, float, Bytes, bool, ClientDrift | None]]  # a ClientReport's, without its state
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class _Worker:
             if report.finite:
                 total = part.sum if len(job.clients) == 1 else added(total, part.sum)
             states.append(report.state or {} if report.finite else {})
-            facts.append((client, weight, report.loss, report.sent, report.finite))
+            facts.append((client, weight, report.loss, report.sent, report.finite, report.drift))
         where, *kept = self.slots.put(job.slot, total, *states)
         return TrainingAnswer(job.slot, where, kept, facts)
 

@@ -27,6 +27,7 @@ from fedadc.system.processes import start_process_server
 from fedadc.system.user_code import loaded_modules
 from fedadc.training.aggregate import ClientReport, PartialSum
 from fedadc.training.agreement import Agreement
+from fedadc.training.drift import drift_of
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 
@@ -47,6 +48,8 @@ class Workers:
         theta = agreement.model.theta.cpu()
         kept = agreement.client_state(theta)
         uploads = {f"upload {n}": theta for n in range(1 + len(agreement.method.tracked))}
+        if agreement.drift:
+            uploads |= drift_of(0.0, {"delta": theta})[1]
         self._stateful = bool(kept)
         self._data = data
         self._slots = Slots(2 * count + 2, layout_of({**uploads, **kept})[1])
