@@ -13,6 +13,7 @@ from fedadc.training.drift import UNIT, ClientDrift, drift_of
 from fedadc.training.faults import all_finite
 from fedadc.training.messages import ClientResult
 
+Facts = tuple[int, float, float, Bytes, bool, ClientDrift | None]  # of a report, without the state
 BLOCK_LENGTH = 8  # part of the result's bits: an engine may add up whole blocks, never other groups
 
 
@@ -27,6 +28,10 @@ class ClientReport:
     finite: bool  # upload and new state are finite; if not, neither takes effect
     drift: ClientDrift | None = None  # of a finite update, with `evaluate.drift`
     state: State | None = None  # the client's new state, in a simulation; None: the client keeps it
+
+    @property
+    def facts(self) -> Facts:
+        return self.client, self.weight, self.loss, self.sent, self.finite, self.drift
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,12 @@ def received(agreement: Agreement, result: ClientResult, weight: float) -> Parti
     sent = agreement.bytes_of(result.upload)
     report = ClientReport(result.client, weight, result.loss, sent, finite, drift, result.state)
     return PartialSum({**weighted(upload, weight, agreement.method.tracked), **unit} if finite else {}, (report,))
+
+
+def room_for_sum(agreement: Agreement, theta: Vector) -> State:
+    """Vectors like those of a sum: delta, what is tracked, and the unit uploads where drift is measured."""
+    sums = dict.fromkeys(("delta", *agreement.method.tracked), theta)
+    return sums | drift_of(0.0, sums)[1] if agreement.drift else sums
 
 
 def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> State:

@@ -249,7 +249,7 @@ def test_the_shipped_comparison_of_drift_differs_in_the_method_only() -> None:
 
 def test_drift_is_nothing_to_choose_by(tmp_path: Path) -> None:
     base = {**SMALL["base"], "evaluate": {"drift": True}}
-    with pytest.raises(FedadcError, match="choose_by: drift_spread is not measured by .*; it measures validation_acc"):
+    with pytest.raises(FedadcError, match=r"choose_by: drift_spread is not measured by .*; it measures validation_acc"):
         read_experiment(written(tmp_path, {**SMALL, "base": base, "choose_by": "drift_spread"}))
 
 

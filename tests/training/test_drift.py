@@ -81,7 +81,9 @@ def reference(trained: Federation, exact: Federation, before: RunState, result: 
     """The figures of a round from what each counted client returns. `exact` has the same clients and no codec."""
     server = {name: before.server[name] for name in trained.coordinator.downlink}
     sizes, slow = trained.clients.sizes, trained.agreement.work.count_steps(trained.clients.sizes)
-    steps = trained.coordinator.faults.draw(np.array(sorted(result.cohort)), slow[sorted(result.cohort)], 0, result.round)
+    steps = trained.coordinator.faults.draw(
+        np.array(sorted(result.cohort)), slow[sorted(result.cohort)], 0, result.round
+    )
     h = dict(zip(sorted(result.cohort), steps[2].tolist(), strict=True))
     uploads, moved, weights = [], [], []
     for client in result.cohort:
@@ -120,7 +122,9 @@ def of_uploads(uploads: Sequence[Any], weights: Sequence[float], m: Vector | Non
 
 
 CASES: dict[str, tuple[Method, dict[str, Any]]] = {
-    **{name: (METHODS[name](), {}) for name in ("fedavg", "slowmo", "fedadc", "scaffold", "feddyn", "fedadam", "ditto")},
+    **{
+        name: (METHODS[name](), {}) for name in ("fedavg", "slowmo", "fedadc", "scaffold", "feddyn", "fedadam", "ditto")
+    },
     "nesterov": (FedADC(nesterov=True), {}),
     "weighted": (FedADC(), {"weighting": "samples"}),
     "weighted scaffold": (METHODS["scaffold"](), {"weighting": "samples"}),
@@ -330,7 +334,9 @@ def test_clients_that_pass_bytes_give_the_same_bits_also_where_answers_are_lost(
 # --- off -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedADC(), METHODS["scaffold"](), FedPer(), LocalOnly()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [FedADC(), METHODS["scaffold"](), FedPer(), LocalOnly()], ids=lambda m: type(m).__name__
+)
 def test_measuring_drift_changes_nothing_else(method: Method) -> None:
     on, off = federation(method), federation(method, evaluate=Evaluation())
     for a, b in zip(on.rounds(ROUNDS), off.rounds(ROUNDS), strict=True):

@@ -72,7 +72,11 @@ DRIFT: dict[str, dict[str, Any]] = {
         "cohort": {"size": 12, "weighting": "samples"},
         "communication": {"uplink": "eight_bit"},
     },
-    "faults": {"method": "slowmo", "cohort": {"size": 16, "weighting": "samples"}, "faults": {"drop": 0.3, "slow": 0.3}},
+    "faults": {
+        "method": "slowmo",
+        "cohort": {"size": 16, "weighting": "samples"},
+        "faults": {"drop": 0.3, "slow": 0.3},
+    },
     "a part of theta": {"method": "fedper", "cohort": {"size": 12}},
     "no upload": {"method": "local_only", "cohort": {"size": 12}},
 }

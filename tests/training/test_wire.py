@@ -182,7 +182,11 @@ def test_the_distance_travels_in_the_header(distance: float) -> None:
     content = wire.write_result(3, result, False)
     read, _ = wire.read_result(content, 3, ClientTask(4, 2))
     assert read.distance == distance if math.isfinite(distance) else math.isnan(read.distance)
-    for wrong, words in [(-1.0, "impossible distance: -1"), (math.inf, "impossible distance"), ("1", "wrong: distance")]:
+    for wrong, words in [
+        (-1.0, "impossible distance: -1"),
+        (math.inf, "impossible distance"),
+        ("1", "wrong: distance"),
+    ]:
         with pytest.raises(FedadcError, match=words):
             wire.read_result(changed(content, distance=wrong), 3, ClientTask(4, 2))
     with pytest.raises(FedadcError, match="wrong: distance"):
