@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadc.communication.ledger import Bytes
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
 from fedadc.engines.simulated import SimulatedClients
@@ -25,7 +24,7 @@ from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounte
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
 from fedadc.system.user_code import UserModule, provide_modules
-from fedadc.training.aggregate import added
+from fedadc.training.aggregate import Facts, added
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 EVALUATED = "evaluated"  # the published model that is evaluated
@@ -60,7 +59,7 @@ class TrainingAnswer(NamedTuple):
     slot: int
     sum: Parcel
     states: list[Parcel]  # of each client
-    facts: list[tuple[int, float, float, Bytes, bool]]  # client, weight, loss, bytes, finite; of each client
+    facts: list[Facts]  # of each client
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class _Worker:
             if report.finite:
                 total = part.sum if len(job.clients) == 1 else added(total, part.sum)
             states.append(report.state or {} if report.finite else {})
-            facts.append((client, weight, report.loss, report.sent, report.finite))
+            facts.append(report.facts)
         where, *kept = self.slots.put(job.slot, total, *states)
         return TrainingAnswer(job.slot, where, kept, facts)
 
