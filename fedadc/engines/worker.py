@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import pickle
 import signal
-import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +21,7 @@ from fedadc.errors import FedadcError, explained, one_line, same_kind
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
+from fedadc.system.memory import give_memory_back
 from fedadc.system.user_code import UserModule, provide_modules
 from fedadc.training.aggregate import Facts, added
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -142,7 +141,7 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
             pipe.send(READY)
         while True:
             if not pipe.poll(IDLE):
-                _give_memory_back()
+                give_memory_back()
             try:
                 job: Any = pipe.recv()
             except (EOFError, OSError):  # the parent is gone
@@ -156,13 +155,6 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
                 answer = Failure(worker.doing, sent, traceback.format_exc())
             with suppress(OSError):
                 pipe.send(answer)
-
-
-def _give_memory_back() -> None:
-    """An idle worker returns free memory, which it otherwise keeps (`processes.KEEP_MEMORY`); glibc only."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:
