@@ -11,29 +11,32 @@ import typer
 from fedadc.cli.options import DataDir, Json
 
 if TYPE_CHECKING:
-    from fedadc.studies.plan import Plan
+    from fedadc.studies.plan import ReproductionPlan
     from fedadc.studies.reproduction import PlannedCost, Reproduction
 
 
+Name = Annotated[
+    str | None, typer.Argument(help="A figure or table of the paper, e.g. fig1-s2; without it, all are listed.")
+]
+ScaleName = Annotated[
+    str, typer.Option(metavar="NAME", help="paper (as published), laptop (smaller) or digits (a minute or two).")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", metavar="", help="List the runs and estimate their cost; train nothing.")
+]
+Only = Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Train this method only; may be repeated.")]
+Budget = Annotated[float | None, typer.Option(metavar="HOURS", help="Train what fits, the most important runs first.")]
+
+
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="A figure or table of the paper, e.g. fig1-s2; without it, all are listed.")
-    ] = None,
-    scale: Annotated[
-        str, typer.Option(metavar="NAME", help="paper (as published), laptop (smaller) or digits (a minute or two).")
-    ] = "digits",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar="", help="List the runs and estimate their cost; train nothing.")
-    ] = False,
+    name: Name = None,
+    scale: ScaleName = "digits",
+    dry_run: DryRun = False,
     seeds: Annotated[
         str | None, typer.Option(help="Number of seeds, or the seeds, e.g. 0,1,2 (default: as the scale says).")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Train this method only; may be repeated.")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(metavar="HOURS", help="Train what fits, the most important runs first.")
-    ] = None,
+    only: Only = None,
+    budget: Budget = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/reproduce/SCALE).")] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
@@ -98,7 +101,7 @@ def _print_designs(json: bool) -> None:
         say(f"--scale {scale.name}: {scale.summary}")
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: ReproductionPlan) -> None:
     from fedadc.cli.terminal import say
 
     say(f"{plan.design.title}\nscale {plan.scale.name}: {plan.scale.summary}")
@@ -106,7 +109,7 @@ def _print_plan(plan: Plan) -> None:
         say(f"  {change}")
 
 
-def _print_costs(plan: Plan, costs: Sequence[PlannedCost], json: bool) -> None:
+def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], json: bool) -> None:
     import json as encoder
     from dataclasses import asdict
 

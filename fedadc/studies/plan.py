@@ -16,7 +16,7 @@ from fedadc.runs.record import load_config
 from fedadc.studies.experiment import setting_hash
 from fedadc.studies.paper.design import Design, Grid, Panel, Row
 from fedadc.studies.paper.designs import DESIGNS
-from fedadc.studies.paper.scales import PAPER, SCALES, Scale
+from fedadc.studies.paper.scales import AS_PUBLISHED, SCALES, Scale
 from fedadc.studies.queue import Job
 
 TUNING_SEED = 1000  # of the runs that choose a setting: none of those in the result
@@ -67,7 +67,7 @@ def folder_name(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReproductionPlan:
     """A design, the scale, the seeds and the rows to train."""
 
     design: Design
@@ -109,7 +109,9 @@ class Plan:
         return list(dict.fromkeys(_changes(self)))
 
 
-def plan_of(name: str, scale: str | Scale, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> Plan:
+def plan_of(
+    name: str, scale: str | Scale, seeds: Sequence[int] | None = None, only: Sequence[str] = ()
+) -> ReproductionPlan:
     """The plan of a figure or table; `only` names the methods to train."""
     if name not in DESIGNS:
         raise unknown("figure or table", name, DESIGNS)
@@ -132,23 +134,23 @@ def plan_of(name: str, scale: str | Scale, seeds: Sequence[int] | None = None, o
         if row.label in wanted
     )
     left_out = tuple((panel.name, row.label) for _, panel, row in ordered if row.label not in wanted)
-    return Plan(design, chosen, tuple(numbers), rows, left_out)
+    return ReproductionPlan(design, chosen, tuple(numbers), rows, left_out)
 
 
-def _changes(plan: Plan) -> Iterator[str]:
+def _changes(plan: ReproductionPlan) -> Iterator[str]:
     design, scale = plan.design, plan.scale
-    if scale.name == PAPER.name and len(plan.seeds) == design.seeds:
+    if scale.name == AS_PUBLISHED.name and len(plan.seeds) == design.seeds:
         return
     if len(plan.seeds) != design.seeds:
         yield f"seeds: {len(plan.seeds)} instead of {design.seeds}"
     for panel in design.panels:
-        published, here = (_leaves(of.tree(panel, Row("", {}))) for of in (PAPER, scale))
+        published, here = (_leaves(of.tree(panel, Row("", {}))) for of in (AS_PUBLISHED, scale))
         for key in {**published, **here}:
             if published.get(key) != here.get(key):
                 yield f"{key}: {_shown(here.get(key))} instead of {_shown(published.get(key))}"
     for row in plan.rows:
-        grid = row.row.grids.get(PAPER.name, {})
-        if scale.name == PAPER.name or grid == row.grid:
+        grid = row.row.grids.get(AS_PUBLISHED.name, {})
+        if scale.name == AS_PUBLISHED.name or grid == row.grid:
             continue
         searched, instead = (
             ", ".join(f"{key} {_shown(values)}" for key, values in of.items()) for of in (grid, row.grid)

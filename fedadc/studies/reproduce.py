@@ -15,8 +15,8 @@ from fedadc.personal.personalize import personalize
 from fedadc.runs.record import RecordedRun, is_finished, read_run
 from fedadc.studies.estimate import Estimate, estimate
 from fedadc.studies.judge import judge, measure, personal_rows
-from fedadc.studies.paper.scales import PAPER, Scale
-from fedadc.studies.plan import Key, Plan, PlannedRow, PlannedRun, Setting, plan_of
+from fedadc.studies.paper.scales import AS_PUBLISHED, Scale
+from fedadc.studies.plan import Key, PlannedRow, PlannedRun, ReproductionPlan, Setting, plan_of
 from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
 from fedadc.system.files import folder_lock
@@ -61,7 +61,7 @@ def reproduce(
         study.calibrate()
         results = study.results()
         rows = [study.row(row, chosen.get(row.key), results.get(row.key, {})) for row in plan.rows]
-        claims = [judge(claim, results, plan.scale.name == PAPER.name) for claim in plan.design.claims]
+        claims = [judge(claim, results, plan.scale.name == AS_PUBLISHED.name) for claim in plan.design.claims]
         failed = [outcome for _, outcome in study.outcomes if outcome.status == "failed"]
         result = Reproduction(plan, rows, claims, scores, failed, *study.seconds(), study.out)
         write_reproduction(result, results)
@@ -77,7 +77,7 @@ def dry_run(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
-) -> tuple[Plan, list[PlannedCost]]:
+) -> tuple[ReproductionPlan, list[PlannedCost]]:
     """What `reproduce` would train that is not finished yet, with an estimate of what it costs on this machine."""
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     study = _Study(plan, _folder(plan, out), None if data_dir is None else Path(data_dir))
@@ -92,11 +92,11 @@ def dry_run(
     return plan, costs
 
 
-def _folder(plan: Plan, out: str | Path | None) -> Path:
+def _folder(plan: ReproductionPlan, out: str | Path | None) -> Path:
     return Path("runs") / "reproduce" / plan.scale.name if out is None else Path(out)
 
 
-def _require_data(plan: Plan, data_dir: Path | None) -> None:
+def _require_data(plan: ReproductionPlan, data_dir: Path | None) -> None:
     """Check every panel with its data before anything is trained."""
     for panel in plan.design.panels:
         row = next((row for row in plan.rows if row.panel == panel), None)
@@ -111,7 +111,7 @@ def _require_data(plan: Plan, data_dir: Path | None) -> None:
 class _Study:
     """A reproduction that is under way."""
 
-    plan: Plan
+    plan: ReproductionPlan
     out: Path
     data_dir: Path | None = None
     jobs: int | None = None

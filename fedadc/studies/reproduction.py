@@ -15,7 +15,7 @@ from fedadc.runs.record import RecordedRun
 from fedadc.studies.estimate import Estimate
 from fedadc.studies.judge import JudgedClaim, JudgedStatement
 from fedadc.studies.paper.design import FINAL, GAIN, VIRTUAL, Claim
-from fedadc.studies.plan import Key, Plan, Setting
+from fedadc.studies.plan import Key, ReproductionPlan, Setting
 from fedadc.studies.queue import Outcome
 from fedadc.system.files import write_text
 from fedadc.system.version import __version__
@@ -72,7 +72,7 @@ class ReproducedRow:
 class Reproduction:
     """What `reproduce` returns. The folder `out` has the runs, a picture, the tables, and all figures as JSON."""
 
-    plan: Plan
+    plan: ReproductionPlan
     rows: list[ReproducedRow]
     claims: list[JudgedClaim]
     scores: Mapping[Key, Sequence[tuple[Setting, float | None]]]  # of every setting that was tried; None: diverged

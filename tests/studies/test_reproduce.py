@@ -14,21 +14,21 @@ from fedadc.analysis.compare import final
 from fedadc.errors import FedadcError
 from fedadc.runs.record import read_run
 from fedadc.studies.paper.designs import DESIGNS
-from fedadc.studies.paper.scales import DIGITS, LAPTOP, PAPER
+from fedadc.studies.paper.scales import AS_PUBLISHED, ON_DIGITS, ON_LAPTOP
 from fedadc.studies.plan import TUNING_SEED, plan_of
 from fedadc.studies.reproduce import dry_run, reproduce
 
 TINY = replace(
-    DIGITS,
+    ON_DIGITS,
     changes={
         name: {**changes, "rounds": 4, "model": {"name": "mlp", "hidden": [8]}, "local.steps": 2, "local.epochs": None}
-        for name, changes in DIGITS.changes.items()
+        for name, changes in ON_DIGITS.changes.items()
     },
 )
 
 
 def test_a_plan_trains_the_most_important_rows_first() -> None:
-    plan = plan_of("fig1", PAPER)
+    plan = plan_of("fig1", AS_PUBLISHED)
     assert len(plan.rows) == 12 and {row.row.label for row in plan.rows[:3]} == {"FedADC Nesterov"}
     tuning = plan.tuning_runs(Path("out"))
     assert len(tuning) == 3 * (3 * 16 + 4) and {run.seed for run in tuning} == {TUNING_SEED}
@@ -41,7 +41,7 @@ def test_a_plan_trains_the_most_important_rows_first() -> None:
 
 def test_designs_share_their_runs() -> None:
     def paths(name: str) -> set[Path]:
-        plan = plan_of(name, DIGITS)
+        plan = plan_of(name, ON_DIGITS)
         runs = plan.final_runs(Path("out"), {row.key: row.settings()[0] for row in plan.rows})
         return {run.job.path for run in runs + plan.tuning_runs(Path("out"))}
 
@@ -51,13 +51,13 @@ def test_designs_share_their_runs() -> None:
 
 
 def test_a_scale_says_line_by_line_what_it_changes() -> None:
-    assert plan_of("fig1-s2", PAPER).changes() == []
-    assert plan_of("fig1-s2", PAPER, range(2)).changes() == ["seeds: 2 instead of 10"]
-    laptop = plan_of("fig1-s2", LAPTOP).changes()
+    assert plan_of("fig1-s2", AS_PUBLISHED).changes() == []
+    assert plan_of("fig1-s2", AS_PUBLISHED, range(2)).changes() == ["seeds: 2 instead of 10"]
+    laptop = plan_of("fig1-s2", ON_LAPTOP).changes()
     assert "rounds: 100 instead of 500" in laptop and "model.width: 0.25 instead of 1.0" in laptop
     nesterov = "FedADC Nesterov: local.lr 0.025, method.beta 0.9 instead of searching local.lr [0.01, 0.025, 0.05, 0.1]"
     assert any(line.startswith(nesterov) for line in laptop)
-    assert "data.name: digits instead of cifar10" in plan_of("table1", DIGITS).changes()
+    assert "data.name: digits instead of cifar10" in plan_of("table1", ON_DIGITS).changes()
 
 
 def test_a_setting_is_chosen_by_validation_data_and_the_result_is_trained_on_all_data(tmp_path: Path) -> None:

@@ -284,11 +284,11 @@ def _covering() -> Design:
     return Design("covering", "Section IV-E: data-aware selection", "section IV-E", (panel,), (claim,))
 
 
-ENSEMBLES = {"swa": {"start": 250}, "ema": {"decay": 0.8}, "lookahead": {"every": 5, "alpha": 0.5}}
+AVERAGES = {"swa": {"start": 250}, "ema": {"decay": 0.8}, "lookahead": {"every": 5, "alpha": 0.5}}
 
 
 def _ensembles() -> Design:
-    base = overlay(_cifar10(0.1), {"ensembles": ENSEMBLES})
+    base = overlay(_cifar10(0.1), {"ensembles": AVERAGES})
     rows = tuple(row for row in TABLE_ROWS if row.label in (FEDADC, FEDAVG))
     half = {"laptop": {"ensembles.swa.start": 50}, "digits": {"ensembles.swa.start": 30}}
     panel = Panel("ensembles", "s = 2, C = 0.1", base, rows, changes=half)
@@ -299,9 +299,9 @@ def _ensembles() -> Design:
             (Statement((Term(1, panel.name, label, f"{kind}_test_accuracy"), Term(-1, panel.name, label))),),
         )
         for label in (FEDADC, FEDAVG)
-        for kind in ENSEMBLES
+        for kind in AVERAGES
     )
-    measures = (FINAL, *(f"{kind}_test_accuracy" for kind in ENSEMBLES))
+    measures = (FINAL, *(f"{kind}_test_accuracy" for kind in AVERAGES))
     return Design("ensembles", "Section IV-E: temporal ensembles", "section IV-E", (panel,), claims, measures=measures)
 
 

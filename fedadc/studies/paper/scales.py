@@ -34,10 +34,10 @@ class Scale:
         return self.seeds or design.seeds
 
 
-PAPER = Scale(
+AS_PUBLISHED = Scale(
     "paper", "as published: rounds, width, number of trials, and the grids that the paper searched", grids="paper"
 )
-LAPTOP = Scale(
+ON_LAPTOP = Scale(
     "laptop",
     "fewer rounds and narrower networks on the paper's data; hours",
     seeds=3,
@@ -53,7 +53,7 @@ _SMALL_IMAGES = {
     "model": {"name": "mlp", "hidden": [64, 64]},
     "evaluate.every": 1,
 }
-DIGITS = Scale(
+ON_DIGITS = Scale(
     "digits",
     "the same design on small images that come with the package; a minute or two, no download",
     seeds=3,
@@ -65,4 +65,4 @@ DIGITS = Scale(
     grids="digits",
     validation=0.15,
 )
-SCALES = {scale.name: scale for scale in (PAPER, LAPTOP, DIGITS)}
+SCALES = {scale.name: scale for scale in (AS_PUBLISHED, ON_LAPTOP, ON_DIGITS)}

@@ -12,7 +12,7 @@ from fedadc.config.settings import Config
 from fedadc.runs.record import load_config
 from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Design, Panel, Row
 from fedadc.studies.paper.designs import DESIGNS
-from fedadc.studies.paper.scales import DIGITS, PAPER, SCALES, Scale
+from fedadc.studies.paper.scales import AS_PUBLISHED, ON_DIGITS, SCALES, Scale
 
 NAMED = {  # in the issue that asked for them
     "fig1-s2", "fig1-s3", "fig1-s4", "fig2", "table1", "table1-c10-c01", "fig3", "fig4", "fig5-2", "fig5-5", "fig5-10",
@@ -36,7 +36,7 @@ def test_every_row_is_a_valid_config_with_every_setting_of_its_grid(scale: Scale
     for _, panel, row in ROWS:
         config = config_of(scale, panel, row)
         assert config.label == row.label and config.data.name == (
-            "digits" if scale is DIGITS else panel.base["data"]["name"]
+            "digits" if scale is ON_DIGITS else panel.base["data"]["name"]
         )
         partition = panel.base["data"]["partition"]
         assert config.tree()["data"]["partition"] == partition | config.tree()["data"]["partition"]
@@ -49,7 +49,7 @@ def test_every_row_is_a_valid_config_with_every_setting_of_its_grid(scale: Scale
 def test_the_published_settings_are_those_of_the_paper() -> None:
     for s in (2, 3, 4):
         design = DESIGNS[f"fig1-s{s}"]
-        config = config_of(PAPER, design.panels[0], design.panels[0].rows[0])
+        config = config_of(AS_PUBLISHED, design.panels[0], design.panels[0].rows[0])
         work, cohort = config.local, config.cohort
         assert (config.rounds, work.steps, work.batch_size, work.weight_decay) == (500, 8, 64, 4e-4)
         assert (config.data.clients, cohort.ratio, design.seeds, config.model.options["width"]) == (100, 0.2, 10, 1.0)
@@ -66,7 +66,7 @@ def test_the_published_settings_are_those_of_the_paper() -> None:
             assert row.label == "FedAvg" or grid["method.beta"] == [0.6, 0.7, 0.8, 0.9]
     for panel in DESIGNS["table1"].panels:
         for row in panel.rows:
-            config = config_of(PAPER, panel, row)
+            config = config_of(AS_PUBLISHED, panel, row)
             decay = {"FedDyn": 1e-3, "MOON": 1e-5}.get(row.label, 5e-5 if config.data.name == "cifar10" else 5e-4)
             assert (config.rounds, config.local.epochs, config.local.batch_size) == (500, 2, 50)
             assert config.local.weight_decay == decay and DESIGNS["table1"].seeds == 4
@@ -74,7 +74,7 @@ def test_the_published_settings_are_those_of_the_paper() -> None:
     many = {"fig5-2": (500, 2), "fig5-5": (500, 5), "fig5-10": (500, 10), "fig6": (1000, 10)}
     for name, (clients, epochs) in many.items():
         (panel,) = DESIGNS[name].panels
-        config = config_of(PAPER, panel, panel.rows[0])
+        config = config_of(AS_PUBLISHED, panel, panel.rows[0])
         assert (config.data.clients, config.local.epochs, config.cohort.size) == (clients, epochs, 10)
         assert config.cohort.ratio is None and {row.label for row in panel.rows} == {"FedADC+", "FedDyn"}
 
@@ -118,7 +118,7 @@ def test_claims_speak_of_rows_and_measures_that_are_there(design: Design) -> Non
 
 @pytest.mark.parametrize(("panel", "row"), [(p, r) for d, p, r in ROWS if d.name in ("fig6", "overlap", "covering")])
 def test_a_federation_can_be_built_on_digits(panel: Panel, row: Row) -> None:
-    prepare(config_of(DIGITS, panel, row))
+    prepare(config_of(ON_DIGITS, panel, row))
 
 
 def test_package_data_is_in_the_wheel() -> None:
