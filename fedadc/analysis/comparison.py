@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedadc.analysis.compare import Summary, summarize, table_rows
 from fedadc.analysis.plots import plot
+from fedadc.runs.layout import METRICS
 from fedadc.runs.record import RecordedRun, find_runs, read_run
 from fedadc.system.user_code import Notes
 
@@ -58,7 +59,11 @@ def compare(
     bytes_down, virtual_seconds, seconds or samples. No user code is loaded.
     """
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
-    read = [read_run(path) for path in find_runs(paths)]
+    found = find_runs(paths)
+    empty = [path for path in found if path not in paths and not (path / METRICS).stat().st_size]
+    for path in empty if len(empty) < len(found) else ():
+        notes(f"{path} is left out: it has no finished round yet")
+    read = [read_run(path) for path in found if path not in empty or len(empty) == len(found)]
     for run in read:
         done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
         if done < planned and not run.stopped():

@@ -224,8 +224,9 @@ def comparison(result: Comparison, title: str, as_json: bool) -> None:
     headings, cells = table_rows(result.rows)
     caption = "mean of the last 10 rounds, then mean ± std over seeds; up, down: bytes per client and round"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+    for index, heading in enumerate(headings):  # a long label is folded, a number is not
+        two_lines = heading.replace(" to ", "\nto ")
+        table.add_column(two_lines, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)
