@@ -60,10 +60,11 @@ def compare(
     """
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     found = find_runs(paths)
-    empty = [path for path in found if path not in paths and not (path / METRICS).stat().st_size]
-    for path in empty if len(empty) < len(found) else ():
-        notes(f"{path} is left out: it has no finished round yet")
-    read = [read_run(path) for path in found if path not in empty or len(empty) == len(found)]
+    begun = [path for path in found if path in paths or (path / METRICS).stat().st_size]
+    for path in found if begun else ():
+        if path not in begun:
+            notes(f"{path} is left out: it has no finished round yet")
+    read = [read_run(path) for path in begun or found]
     for run in read:
         done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
         if done < planned and not run.stopped():
