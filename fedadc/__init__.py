@@ -69,12 +69,14 @@ if TYPE_CHECKING:
     from fedadc.runs.runner import run as run
     from fedadc.studies.demo import demo as demo
     from fedadc.studies.experiment import experiment as experiment
+    from fedadc.studies.sweep import sweep as sweep
     from fedadc.views.local_work import LocalWork as LocalWork
 
 _HOME = {
     "analysis.comparison": ("compare",),
     "studies.demo": ("demo",),
     "studies.experiment": ("experiment",),
+    "studies.sweep": ("sweep",),
     "analysis.label_counts": ("label_counts",),
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),
@@ -125,7 +127,7 @@ __all__ = [
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation", "experiment",
     "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
     "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "resume", "run",
-    "runs", "schedules", "selections", "training", "views",
+    "runs", "schedules", "selections", "sweep", "training", "views",
 ]  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def with_metric(runs: Sequence[RecordedRun], metric: str) -> list[RecordedRun]:
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Groups of runs that differ only in their seeds; each label says how its group differs from the others."""
-    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS and k[0] not in IGNORED} for r in runs]
+    flat = [{k: v for k, v in flatten(r.tree).items() if k not in SEEDS and k[0] not in IGNORED} for r in runs]
     first_trees: dict[str, Flat] = {}
     groups: dict[str, list[RecordedRun]] = {}
     for r, tree, label in zip(runs, flat, _labels(flat), strict=True):
@@ -158,7 +158,7 @@ def _differences(trees: Sequence[Flat]) -> list[tuple[str, ...]]:
 
 
 def _seeds(tree: dict[str, Any]) -> list[Any]:
-    flat = _flatten(tree)
+    flat = flatten(tree)
     return [flat.get(key) for key in sorted(SEEDS)]
 
 
@@ -195,10 +195,11 @@ def short_key(key: tuple[str, ...]) -> str:
     return ".".join(parts[1:] if parts[0] in ("method", "objective", "model", "local") and parts[1:] else parts)
 
 
-def _flatten(tree: Any, prefix: tuple[str, ...] = ()) -> Flat:
+def flatten(tree: Any, prefix: tuple[str, ...] = ()) -> Flat:
+    """A tree as its leaves."""
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {k: v for key, value in tree.items() for k, v in _flatten(value, (*prefix, str(key))).items()}
+    return {k: v for key, value in tree.items() for k, v in flatten(value, (*prefix, str(key))).items()}
 
 
 def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
