@@ -11,18 +11,21 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bars,
 )
 from rich.table import Table
 from rich.text import Text
 
-from fedadc.analysis.compare import table_rows
+from fedadc.analysis.compare import TIME, table_rows
 from fedadc.analysis.comparison import Comparison
 from fedadc.analysis.label_counts import LabelCounts
 from fedadc.config.catalog import CatalogEntry
@@ -30,6 +33,7 @@ from fedadc.personal.results import ResultRow
 from fedadc.personal.results import table_rows as personal_rows
 from fedadc.runs.runner import RunResult
 from fedadc.studies.experiment import Choice
+from fedadc.studies.progress import Progress, RunProgress
 from fedadc.training.state import Metrics
 
 
@@ -90,7 +94,7 @@ def _latest_metric(record: dict[str, Any]) -> str:
 class _Bar:
     """Progress in a terminal: a bar."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Bars, total: int) -> None:
         self.progress, self.last = progress, ""
         self.task = progress.add_task("starting", total=total, metric="")
 
@@ -117,7 +121,7 @@ def _bar(total: int, unit: str = "rounds") -> Iterator[_Lines | _Bar]:
         TextColumn("eta"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, transient=False) as progress:
+    with Bars(*columns, console=err, transient=False) as progress:
         yield _Bar(progress, total)
 
 
@@ -152,18 +156,63 @@ def progress_of_runs(rounds: int, runs: int) -> Iterator[Callable[[str, dict[str
 
 
 @contextmanager
-def progress_of_trials() -> Iterator[Callable[[int, str, dict[str, Any] | None], None]]:
-    """A callback of an experiment: first for the number of runs, then for the last record of each."""
-    bars: list[_Lines | _Bar] = []
-    with ExitStack() as shown:
+def progress_of_queue() -> Iterator[Callable[[Progress], None]]:
+    """A callback for the progress of many runs, several of which are trained at once."""
+    if not err.is_terminal:
+        yield _QueueLines()
+        return
+    columns = (
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[ended]}/{task.total} runs"),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}"),
+    )
+    with Bars(*columns, console=err) as bars:
+        task = bars.add_task("starting", total=0, ended=0, left="")
 
-        def watch(runs: int, label: str, record: dict[str, Any] | None) -> None:
-            if not bars:
-                bars.append(shown.enter_context(_bar(runs, "runs")))
-            if record is not None:
-                bars[0].advance(label, record)
+        def watch(progress: Progress) -> None:
+            shown = " · ".join(_described(run) for run in progress.running)
+            bars.update(
+                task, total=progress.runs, completed=progress.share, ended=progress.ended,
+                left=_time_left(progress), description=escape(shown),
+            )  # fmt: skip
 
         yield watch
+
+
+class _QueueLines:
+    """The progress of many runs without a terminal: a line every tenth of the way."""
+
+    def __init__(self) -> None:
+        self.shown, self.last_line = 0, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        now, steps = time.monotonic(), max(1, progress.runs // 10)
+        due = progress.ended > self.shown and (progress.ended % steps == 0 or progress.ended == progress.runs)
+        if not due and (now - self.last_line < MAX_SILENCE or not progress.running):
+            return
+        self.shown, self.last_line = progress.ended, now
+        label, record = progress.last or ("", {})
+        last = ", ".join(filter(None, (label, _latest_metric(record)))) if due else ""
+        running = "; ".join(_described(run) for run in progress.running)
+        parts = (f"{progress.ended}/{progress.runs} runs", _time_left(progress), last or running)
+        err.print(Text(", ".join(filter(None, parts))), soft_wrap=True)
+
+
+def _described(run: RunProgress) -> str:
+    return f"{run.label} {run.round}/{run.rounds}"
+
+
+def _time_left(progress: Progress) -> str:
+    left = progress.seconds_left
+    return "" if left is None else f"{duration(left)} left"
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit in which it is at least 1.5."""
+    unit, size = next((u for u in reversed(TIME) if seconds >= 1.5 * u[1]), TIME[0])
+    value = seconds / size
+    return f"{value:.0f} {unit}" if value >= 10 or unit == "s" else f"{value:.1f} {unit}"
 
 
 @contextmanager
@@ -194,7 +243,7 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
         TextColumn("eta"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err) as progress:
+    with Bars(*columns, console=err) as progress:
         tasks: dict[str, Any] = {}
 
         def update(what: str, done: int, size: int) -> None:

@@ -123,15 +123,13 @@ def experiment(
     json: Json = False,
 ) -> None:
     """Train several methods, each with a grid of settings, and compare them at their best. Finished runs are kept."""
-    from fedadc.system.processes import import_torch
-
-    import_torch()
+    _preload("auto", "fedadc.studies.queue")
     from fedadc.analysis.plots import PLOT
-    from fedadc.cli.terminal import choices_table, comparison, note, progress_of_trials, say
+    from fedadc.cli.terminal import choices_table, comparison, note, progress_of_queue, say
     from fedadc.studies.experiment import CHOICES
     from fedadc.studies.experiment import experiment as run_experiment
 
-    with progress_of_trials() as watch:
+    with progress_of_queue() as watch:
         result = run_experiment(file, out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note)
     if result.comparison is None:
         note("every setting diverged, so there is nothing to compare")
@@ -143,10 +141,10 @@ def experiment(
         say(f"runs:  {result.out}\nplot:  {result.out / PLOT}\nall settings:  {result.out / CHOICES}")
 
 
-def _preload(workers: str) -> None:
+def _preload(workers: str, module: str = "fedadc.engines.worker") -> None:
     """Import torch; at the same time, let the process server import it for the workers."""
     from fedadc.system.processes import import_torch, start_process_server
 
     if workers != "0":
-        start_process_server("typer", "fedadc.engines.worker")
+        start_process_server("typer", module)
     import_torch()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from fedadc.engines.worker import READY, CountingJob, Failure, TrainingJob, Work
 from fedadc.errors import WorkersLost, require
 from fedadc.models.vectors import State
 from fedadc.system.determinism import device_of
-from fedadc.system.processes import context, start_process_server
+from fedadc.system.processes import context, manner_of_death, start_process_server
 
 log = logging.getLogger("fedadc")
 AHEAD = 2  # jobs that a worker has at a time, so that it never waits for the next
@@ -132,10 +131,10 @@ class WorkerPool:
         doing, over_it = _described(busy), max((a.deaths for a in busy), default=0)
         if over_it >= MOST_DEATHS or self._deaths >= MOST_DEATHS * self.count:
             raise WorkersLost(
-                f"{max(over_it, self._deaths)} worker processes died one after another, the last one {_manner(code)}"
-                f"{doing}; if memory is short, use fewer `workers`."
+                f"{max(over_it, self._deaths)} worker processes died one after another, the last one "
+                f"{manner_of_death(code)}{doing}; if memory is short, use fewer `workers`."
             )
-        self._record_event(f"worker {worker.number + 1} {_manner(code)}{doing}; a new one takes its place")
+        self._record_event(f"worker {worker.number + 1} {manner_of_death(code)}{doing}; a new one takes its place")
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = self._start(worker.number, self._setup())
         for assignment in lost:
@@ -195,16 +194,6 @@ CANNOT_START = (  # an exception before its first job: Python runs the main scri
     "a worker process could not start; its own message is above. A script that uses workers must do so "
     'under `if __name__ == "__main__":`, and not come from standard input; with workers=0 any script works.'
 )
-
-
-def _manner(code: int | None) -> str:
-    """How a process ended."""
-    if code is None or code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-code}"
 
 
 def _described(lost: Sequence[Assignment]) -> str:

@@ -53,9 +53,15 @@ def with_original_horizon(config: Config, original: Config) -> Config:
     return replace(config, local=replace(config.local, schedule=replace(schedule, horizon=horizon)))
 
 
-def require_same_settings(original: Config, config: Config, where: str) -> None:
-    """Reject a config that would have given a result different from the original config's."""
+def require_same_settings(original: Config, config: Config, where: str, complete: bool = True) -> None:
+    """Reject a config that would have given a result different from the original config's.
+
+    If it is not `complete`, settings that it leaves open are not compared: a run chooses them by its data.
+    """
     before, now = result_settings(original), result_settings(config)
+    if not complete:
+        now = {key: value for key, value in now.items() if value is not None}
+        before = {key: value for key, value in before.items() if key in now}
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     shown = ", ".join(f"{key} {_shown(before.get(key))} (now {_shown(now.get(key))})" for key in keys[:MAX_SHOWN])
     more = f" and {len(keys) - MAX_SHOWN} more" if len(keys) > MAX_SHOWN else ""

@@ -210,6 +210,18 @@ def read_run(path: Path) -> RecordedRun:
     return RecordedRun(path, tree, records)
 
 
+def is_finished(path: Path, config: Config) -> bool:
+    """True if the run in a directory has trained all rounds of this config, and has its final model."""
+    try:
+        last = read_run(path).records[-1]
+    except FedadcError:
+        return False
+    # The model of an earlier round was saved at an interruption; 0: the file does not say its round.
+    is_final = (path / MODEL).is_file() and model_origin(path / MODEL)[1] in (last["round"], 0)
+    saved = is_final or not config.method.federated
+    return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
+
+
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The run directories at these paths or up to two levels below; an experiment has a folder for each of its runs."""
     found: list[Path] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedadc.runs.record import load_config, record_of, recorded_config, scores
 from fedadc.runs.seal import require_unchanged_code
 from fedadc.system.determinism import resolve_device, resolve_workers
 from fedadc.system.signals import deferred_signals, stopping_on_signals
-from fedadc.training.state import RunState
+from fedadc.training.state import Round, RunState
 
 log = logging.getLogger("fedadc")
 Watcher = Callable[[dict[str, Any]], None]  # called with the record of every finished round
@@ -65,6 +65,7 @@ def run(
     device: str = "cpu",
     workers: int | str = 0,
     workers_per_gpu: int = 1,
+    until: int | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> RunResult:
@@ -75,12 +76,14 @@ def run(
     With `trust`, load the user code that a run directory names also where its seal does not allow it.
     `workers` is the number of processes that train the clients; `auto` chooses it (see `resolve_workers`), and 0 trains
     in this process. The result does not depend on it.
+    With `until`, the run pauses after that round; resumed later, it gives the bits of a run that never paused.
     `watch` is called with the record of every round, `notes` with messages about the data and the progress of the run.
     """
     config = load_config(source, overrides, presets=preset, trust=trust, notes=notes)
     require(out is None or isinstance(out, str | Path), f"out must be a path, not {out!r:.60}.")
     path = None if out is None else Path(out)
     require(not (resume and overwrite), "use `resume` or `overwrite`, not both.")
+    require(until is None or until >= 1, f"until must be a round from 1 on, not {until!r:.60}.")
     require(not resume or path is not None, "resume needs `out`, the run directory to resume.")
     original = None
     if path is not None:
@@ -91,7 +94,7 @@ def run(
     plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu)
     if original is not None and path is not None and not trust:
         require_unchanged_code(path, config)
-    return _train(plan, original, path, overwrite, device, data_dir, watch, notes)
+    return _train(plan, original, path, overwrite, device, data_dir, watch, notes, until)
 
 
 def resume(
@@ -173,6 +176,7 @@ def _train(
     data_dir: str | Path | None,
     watch: Watcher | None,
     notes: Notes,
+    until: int | None = None,
 ) -> RunResult:
     """Train a plan from its start, or from the state of the run in `path` whose config is `original`."""
     for note in plan.federation.data.notes:
@@ -184,7 +188,7 @@ def _train(
             directory = RunDirectory.create(path, plan, facts, overwrite)
         else:
             directory = RunDirectory.reopen(path, plan, facts, log.warning, original)
-    return execute(plan, directory, watch, notes)
+    return execute(plan, directory, watch, notes, until)
 
 
 def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
@@ -198,7 +202,11 @@ def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
 
 
 def execute(
-    plan: Plan, directory: RunDirectory | None = None, watch: Watcher | None = None, notes: Notes = log.info
+    plan: Plan,
+    directory: RunDirectory | None = None,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+    until: int | None = None,
 ) -> RunResult:
     """Train a plan; with `directory`, continue after its last recorded round and write the results there."""
     config, federation = plan.config, plan.federation
@@ -217,7 +225,7 @@ def execute(
             if done and directory is not None and not directory.last_round_evaluated:
                 directory.add_to_last_record(federation.evaluator(state))
                 history = directory.history
-            for result in () if done else federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True):
+            for result in () if done else _rounds(plan, state, until):
                 with deferred_signals():
                     if directory is None:
                         history.append(record_of(result))
@@ -238,6 +246,16 @@ def execute(
         finally:
             federation.close()
     return RunResult(config, history, state, plan, None if directory is None else directory.path)
+
+
+def _rounds(plan: Plan, state: RunState, until: int | None) -> Iterator[Round]:
+    """The rounds to train from a state on, at most to round `until`."""
+    if until is not None and state.round >= until:
+        return
+    for result in plan.federation.rounds(plan.config.rounds, state, plan.config.stop.accuracy, trusted=True):
+        yield result
+        if result.round == until:
+            return
 
 
 def _show(watch: Watcher, record: dict[str, Any]) -> None:

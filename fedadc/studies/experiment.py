@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import statistics
 from collections.abc import Collection, Iterator, Sequence
@@ -33,7 +32,7 @@ from fedadc.errors import (
 )
 from fedadc.fields.settings import Settings
 from fedadc.runs.record import RecordedRun, read_run
-from fedadc.studies.trials import Trial, Watcher, run_trials, unfinished
+from fedadc.studies.queue import Job, Watcher, finished, require_none_failed, train_jobs
 from fedadc.system.files import checksum, folder_lock, write_text
 from fedadc.system.user_code import Notes, UserCode
 
@@ -82,6 +81,20 @@ class Experiment(Settings):
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One run of the experiment: one setting of one label with one seed."""
+
+    label: str
+    number: int  # the setting's position in the grid, from 1
+    setting: dict[str, Any]  # key.sub -> value
+    config: Config
+    folder: str
+
+    def job(self, out: Path) -> Job:
+        return Job(self.label, self.config, out / self.folder)
+
+
+@dataclass(frozen=True)
 class Choice:
     """The setting that was chosen for a label, and the scores of all its settings."""
 
@@ -123,14 +136,14 @@ def experiment(
     """Train several methods, each with a grid of settings, and compare them at their best. Finished runs are kept.
 
     `jobs` runs are trained at once (default: one per core) in the folder `out` (default: runs/FILE). `watch` is called
-    with the number of runs to train, and, except at the beginning, the label and the last record of a run that ended.
+    with the progress of all runs, several times a second.
     """
     plan, trials = read_experiment(Path(file), notes)
     data_folder = None if data_dir is None else Path(data_dir)
     check_rows(trials, data_folder)
     folder = Path("runs") / Path(file).stem if out is None else Path(out)
     with folder_lock(folder):
-        diverged = _train_unfinished(trials, folder, jobs or os.cpu_count() or 1, data_folder, watch, notes)
+        diverged = train_trials(trials, folder, jobs, data_folder, watch, notes)
         choices = choose(plan, trials, folder, diverged)
         write_choices(choices, plan.choose_by, folder / CHOICES)
         runs = [run for choice in choices for run in choice.runs]
@@ -142,21 +155,22 @@ def experiment(
     return ExperimentResult(result, choices, plan.choose_by, folder)
 
 
-def _train_unfinished(
-    trials: Sequence[Trial], out: Path, jobs: int, data_dir: Path | None, watch: Watcher | None, notes: Notes
+def train_trials(
+    trials: Sequence[Trial],
+    out: Path,
+    jobs: int | None = None,
+    data_dir: Path | None = None,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
 ) -> set[str]:
     """Train the runs of an experiment that are not finished; returns the folders of those that diverged."""
-    todo = unfinished(trials, out)
-    if len(todo) < len(trials):
-        kept = f"{len(trials) - len(todo)} of {len(trials)} runs in {out} are already finished and are kept"
-        notes(f"{kept}; if your data or code has changed since, choose another folder")
-    if watch is not None:
-        watch(len(todo), "", None)
-    try:
-        return run_trials(todo, out, jobs, data_dir, watch)
-    except KeyboardInterrupt:
-        notes("finished runs are kept; run the same experiment again to continue")
-        raise
+    queue = [trial.job(out) for trial in trials]
+    if kept := len(finished(queue)):
+        kept_runs = f"{kept} of {len(queue)} runs in {out} are already finished and are kept"
+        notes(f"{kept_runs}; if your data or code has changed since, choose another folder")
+    outcomes = train_jobs(queue, slots=jobs, data_dir=data_dir, watch=watch, notes=notes)
+    require_none_failed(outcomes)
+    return {t.folder for t, outcome in zip(trials, outcomes, strict=True) if outcome.status == "diverged"}
 
 
 def read_experiment(path: Path, notes: Notes = log.info) -> tuple[Experiment, list[Trial]]:

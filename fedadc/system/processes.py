@@ -80,6 +80,16 @@ def blocked_interrupts(*signals: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def manner_of_death(code: int | None) -> str:
+    """How a process ended."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"
+
+
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """The number of cores that this process may use, by its CPU affinity and by the quota of its container."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

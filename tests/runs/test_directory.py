@@ -23,8 +23,8 @@ from fedadc.config.build import prepare
 from fedadc.errors import CannotResume, FedadcError
 from fedadc.runs.directory import MetricsFile, RunDirectory, metrics_prefix
 from fedadc.runs.evaluate import evaluate
+from fedadc.runs.record import is_finished
 from fedadc.runs.runner import execute
-from fedadc.studies.trials import _finished
 from fedadc.system.files import folder_lock
 from fedadc.system.signals import Stopped
 from fedadc.training.client_states import Storage
@@ -89,7 +89,7 @@ def test_a_run_on_a_file_system_of_its_own_can_be_replaced(tmp_path: Path) -> No
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_the_old_run_is_kept_until_the_new_one_is_finished(tmp_path: Path) -> None:
+def test_the_old_run_is_kept_until_the_new_one_isis_finished(tmp_path: Path) -> None:
     fedadc.run(SHORT, out=tmp_path / "lr[0.1]*")  # characters that are special in a shell
     place = tmp_path / "lr[0.1]*"
     old, messages = contents(place), []
@@ -245,13 +245,13 @@ def test_the_model_of_an_interrupted_run_is_not_mistaken_for_the_final_one(tmp_p
         fedadc.run(CONFIG, out=tmp_path / "a", watch=stopping_after(2))
     shutil.copy(tmp_path / "a/model.safetensors", tmp_path / "early")
     config = fedadc.resume(tmp_path / "a").config
-    assert _finished(tmp_path / "a", config)
+    assert is_finished(tmp_path / "a", config)
     shutil.copy(tmp_path / "early", tmp_path / "a/model.safetensors")  # as if killed before it was written
-    assert not _finished(tmp_path / "a", config)
+    assert not is_finished(tmp_path / "a", config)
     evaluate(tmp_path / "a")
     assert "was saved after round 2, but" in caplog.text and "is at round 6" in caplog.text
     fedadc.resume(tmp_path / "a")  # trains nothing, but writes the model
-    assert _finished(tmp_path / "a", config)
+    assert is_finished(tmp_path / "a", config)
 
 
 @dataclass(frozen=True, kw_only=True)

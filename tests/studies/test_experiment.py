@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config, read_run
 from fedadc.selections import SELECTIONS, Uniform
-from fedadc.studies.experiment import check_rows, choose, read_experiment
-from fedadc.studies.trials import Trial, run_trials, unfinished
+from fedadc.studies.experiment import Trial, check_rows, choose, read_experiment, train_trials
+from fedadc.studies.queue import finished
 
 SMALL: dict[str, Any] = {
     "title": "small",
@@ -50,7 +48,12 @@ def written(folder: Path, tree: Any) -> Path:
 
 
 def train(trials: list[Trial], out: Path, jobs: int = 1) -> set[str]:
-    return run_trials(unfinished(trials, out), out, jobs, None)
+    return train_trials(trials, out, jobs)
+
+
+def unfinished(trials: list[Trial], out: Path) -> list[Trial]:
+    done = {job.path for job in finished([trial.job(out) for trial in trials])}
+    return [trial for trial in trials if out / trial.folder not in done]
 
 
 def test_the_best_on_validation_data_is_chosen_and_finished_runs_are_kept(tmp_path: Path) -> None:
@@ -94,30 +97,6 @@ def test_a_run_of_an_experiment_equals_a_run_of_its_config(tmp_path: Path) -> No
     train(trials[:1], tmp_path / "out")
     recorded = read_run(tmp_path / "out" / trials[0].folder).records
     assert [replace_seconds(r) for r in recorded] == [replace_seconds(r) for r in run(trials[0].config).history]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="only Linux lists the children of a process")
-def test_no_process_outlives_a_killed_experiment(tmp_path: Path) -> None:
-    written(tmp_path, {**SMALL, "base": {**SMALL["base"], "rounds": 10**6}})
-    words = [sys.executable, "-m", "fedadc", "experiment", "small.yaml", "--jobs", "2"]
-    parent = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: len(list(tmp_path.glob("runs/small/*/*/metrics.jsonl"))) == 2)
-    children = children_of(parent.pid)
-    assert len(children) >= 2
-    parent.kill()
-    parent.wait()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 def replace_seconds(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,396 @@
+"""Train many runs, several at once, each in a process of its own.
+
+A finished run is kept, an interrupted one is resumed. A run that fails does not stop the others. A process that is
+killed is started again. A signal ends all processes within seconds; each saves its run first.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from fedadc.config.settings import Config
+from fedadc.engines.pool import CANNOT_START, require_may_start_processes
+from fedadc.errors import BUG, Diverged, FedadcError, WorkersLost, explained, one_line, require
+from fedadc.runs.fingerprint import require_same_settings
+from fedadc.runs.record import is_finished, load_config, read_run, recorded_config
+from fedadc.runs.runner import run
+from fedadc.studies.progress import PaceLearner, Progress, RunProgress, remaining
+from fedadc.system.processes import context, cores, manner_of_death, start_process_server
+from fedadc.system.signals import deferred_signals, stopping_on_signals
+from fedadc.system.user_code import Notes
+
+log = logging.getLogger("fedadc")
+THIS_MODULE = "fedadc.studies.queue"  # which the process server imports
+ATTEMPTS = 3  # to train a run whose process is killed
+PATIENCE = 10.0  # seconds that a process has to save its run and end
+LONG = 60.0  # estimated seconds of a run that may use several cores, if there are fewer runs than cores
+INTERVAL = 0.2  # seconds between two messages of a process, and between two reports to `watch`
+
+Watcher = Callable[[Progress], None]
+Status = Literal["finished", "diverged", "failed", "not run"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train, and where."""
+
+    label: str
+    config: Config
+    path: Path  # its run directory
+    until: int | None = None  # pause after this round; a later job with a larger one resumes the run
+    cost: float = 0.0  # estimated seconds, or any measure of its work; 0: its rounds
+
+    @property
+    def last(self) -> int:
+        """The last round to train."""
+        return self.config.rounds if self.until is None else min(self.until, self.config.rounds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    job: Job
+    status: Status
+    message: str = ""  # why it failed
+    exit_code: int = 0
+    trace: str = ""  # of a bug
+    seconds: float = 0.0  # of training, now; 0 for a run that was finished before
+
+
+class RunsFailed(FedadcError):
+    """Some runs failed. The exit code is that of the first, in the order of the jobs."""
+
+    def __init__(self, failed: Sequence[Outcome]) -> None:
+        self.sentences = [str(FedadcError(f"{outcome.job.path}: {outcome.message}")) for outcome in failed]
+        self.trace = next((outcome.trace for outcome in failed if outcome.trace), "")
+        self.exit_code = failed[0].exit_code
+        super().__init__(" ".join(self.sentences))
+
+
+def require_none_failed(outcomes: Sequence[Outcome]) -> None:
+    """Report the runs that failed. Divergence is no failure: it is a result like any other."""
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if failed:
+        raise RunsFailed(failed)
+
+
+def train_jobs(
+    jobs: Sequence[Job],
+    *,
+    slots: int | None = None,
+    data_dir: Path | None = None,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+    budget_seconds: float | None = None,
+) -> list[Outcome]:
+    """Train these runs, `slots` at once (default: one per core); returns how each ended, in the order of the jobs.
+
+    With a budget, a run starts only if it is expected to end in time. The others are not run.
+    """
+    require(len({job.path for job in jobs}) == len(jobs), "two jobs have the same run directory.")
+    outcomes = {job.path: outcome for job in jobs if (outcome := _outcome_before(job)) is not None}
+    todo = [job for job in jobs if job.path not in outcomes]
+    if todo:
+        require_may_start_processes()
+        queue = _Queue(todo, slots or cores(), data_dir, watch, notes, budget_seconds)
+        outcomes |= {outcome.job.path: outcome for outcome in queue.train()}
+    return [outcomes[job.path] for job in jobs]
+
+
+def finished(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs whose runs are finished."""
+    return [job for job in jobs if is_finished(job.path, job.config)]
+
+
+def _outcome_before(job: Job) -> Outcome | None:
+    """The outcome of a job that needs no training: its run is done, or is a run of other settings."""
+    if not _is_done(job):
+        return None
+    try:
+        recorded = recorded_config(job.path, given=job.config.classes())
+        require_same_settings(recorded, job.config, str(job.path), complete=False)
+    except FedadcError as error:
+        return Outcome(job, "failed", str(error), error.exit_code)
+    return Outcome(job, "finished")
+
+
+def _is_done(job: Job) -> bool:
+    if is_finished(job.path, job.config):
+        return True
+    if job.last == job.config.rounds:
+        return False
+    try:
+        return bool(read_run(job.path).records[-1]["round"] >= job.last)
+    except FedadcError:
+        return False
+
+
+@dataclass
+class _Attempt:
+    """A process that trains a run."""
+
+    job: Job
+    number: int  # from 1
+    process: BaseProcess
+    pipe: Connection
+    began: float
+    first: int = 0  # the first round that was trained; 0: none yet
+    record: dict[str, Any] = field(default_factory=dict)  # of the last round
+    started: bool = False  # the process has loaded the package
+    outcome: Outcome | None = None
+
+    @property
+    def round(self) -> int:
+        return int(self.record.get("round", 0))
+
+    @property
+    def units_done(self) -> float:
+        """Units of work that this attempt has done."""
+        return _units(self.job, self.round - self.first + 1) if self.first else 0.0
+
+    @property
+    def units_left(self) -> float:
+        return _units(self.job, self.job.last - self.round)
+
+
+def _units(job: Job, rounds: int) -> float:
+    return (job.cost or job.config.rounds) * rounds / job.config.rounds
+
+
+class _Queue:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        slots: int,
+        data_dir: Path | None,
+        watch: Watcher | None,
+        notes: Notes,
+        budget: float | None,
+    ) -> None:
+        self.jobs, self.slots, self.data_dir, self.notes = jobs, slots, data_dir, notes
+        self.watch, self.budget = watch, budget
+        self.began = time.monotonic()
+        self.outcomes: list[Outcome] = []
+        self._waiting = deque((job, 1) for job in jobs)  # with the number of the attempt
+        self._running: list[_Attempt] = []
+        self._pace = PaceLearner()
+        self._last: tuple[str, dict[str, Any]] | None = None
+
+    def train(self) -> list[Outcome]:
+        start_process_server(THIS_MODULE)
+        with stopping_on_signals():
+            try:
+                self._show()
+                while self._waiting or self._running:
+                    self._start()
+                    self._receive()
+                    self._show()
+            except KeyboardInterrupt:
+                self._stop()
+                with suppress(OSError):  # the terminal may be closed
+                    self.notes("finished runs are kept and others are saved; give the same command again to continue")
+                raise
+            finally:
+                self._stop()
+        return self.outcomes
+
+    def _start(self) -> None:
+        """Start processes for the next runs, as long as there is room."""
+        while self._waiting and len(self._running) < self.slots:
+            job, number = self._waiting.popleft()
+            if self._fits(job):
+                with deferred_signals():
+                    self._running.append(self._attempt(job, number))
+            else:
+                hours = (self.budget or 0) / 3600
+                self.outcomes.append(Outcome(job, "not run", f"it does not fit in the budget of {hours:g} hours"))
+
+    def _fits(self, job: Job) -> bool:
+        if self.budget is None:
+            return True
+        expected = self._pace.seconds(job.label, _units(job, job.last))
+        return time.monotonic() - self.began + (job.cost if expected is None else expected) <= self.budget
+
+    def _attempt(self, job: Job, number: int) -> _Attempt:
+        start_process_server(THIS_MODULE)  # it may have been killed too
+        at_once = min(self.slots, len(self._waiting) + len(self._running) + 1)
+        workers = cores() // at_once if job.cost >= LONG else 0  # else starting them would take longer
+        ours, theirs = context().Pipe()
+        request = _Request(job.config.tree(), job.config.folder, job.path, job.until, self.data_dir, workers)
+        process = context().Process(target=_train, args=(theirs, request))  # type: ignore[attr-defined]
+        process.start()
+        theirs.close()
+        return _Attempt(job, number, process, ours, time.monotonic())
+
+    def _receive(self) -> None:
+        """Wait a moment for messages and ends of processes."""
+        for ready in wait([attempt.pipe for attempt in self._running], INTERVAL):
+            attempt = next(a for a in self._running if a.pipe is ready)
+            try:
+                self._accept(attempt, attempt.pipe.recv())
+            except (EOFError, OSError):
+                self._ended(attempt)
+
+    def _accept(self, attempt: _Attempt, message: Any) -> None:
+        attempt.started = True
+        if isinstance(message, _Failure):
+            status: Status = "diverged" if message.exit_code == Diverged.exit_code else "failed"
+            attempt.outcome = Outcome(attempt.job, status, message.text, message.exit_code, message.trace)
+        elif isinstance(message, _Done):
+            attempt.record = message.record
+            attempt.outcome = Outcome(attempt.job, "finished", seconds=time.monotonic() - attempt.began)
+        elif message != _STARTED:
+            attempt.first = attempt.first or message["round"]
+            attempt.record = message
+
+    def _ended(self, attempt: _Attempt) -> None:
+        """A process has ended: note the outcome, or try again."""
+        attempt.process.join(PATIENCE)
+        attempt.pipe.close()
+        self._running.remove(attempt)
+        self._pace.add(attempt.job.label, attempt.units_done, time.monotonic() - attempt.began)
+        if attempt.outcome is not None:
+            self._last = (attempt.job.label, attempt.record)
+            self.outcomes.append(attempt.outcome)
+            return
+        code = attempt.process.exitcode
+        died = f"its process {manner_of_death(code)}" + (f" after round {attempt.round}" if attempt.record else "")
+        if code == 1 and not attempt.started:
+            self.outcomes.append(Outcome(attempt.job, "failed", CANNOT_START, FedadcError.exit_code))
+        elif attempt.number < ATTEMPTS:
+            log.warning("%s: %s; it is started again", attempt.job.path, died)
+            self._waiting.appendleft((attempt.job, attempt.number + 1))
+        else:
+            message = f"{died}, {ATTEMPTS} times in all; if memory is short, use fewer `jobs` (finished runs are kept)."
+            self.outcomes.append(Outcome(attempt.job, "failed", message, WorkersLost.exit_code))
+
+    def _show(self) -> None:
+        if self.watch is not None:
+            running = [RunProgress(a.job.label, a.round, a.job.config.rounds, a.record) for a in self._running]
+            self.watch(Progress(len(self.jobs), len(self.outcomes), running, self._last, self._seconds_left()))
+
+    def _seconds_left(self) -> float | None:
+        now, learned = time.monotonic(), self._pace.copy()
+        for attempt in self._running:
+            learned.add(attempt.job.label, attempt.units_done, now - attempt.began)
+        work = [(a.job.label, a.units_left) for a in self._running]
+        work += [(job.label, _units(job, job.last)) for job, _ in self._waiting]
+        times = [learned.seconds(kind, units) for kind, units in work]
+        known = [t for t in times if t is not None]
+        return remaining(known, self.slots) if len(known) == len(times) else None
+
+    def _stop(self) -> None:
+        """End all processes. Each saves its run first; one that takes too long is killed."""
+        with deferred_signals(drop=True):
+            running, self._running = self._running, []
+            for attempt in running:
+                attempt.process.terminate()
+            until = time.monotonic() + PATIENCE
+            for attempt in running:
+                attempt.pipe.close()
+                attempt.process.join(max(0.0, until - time.monotonic()))
+            for attempt in running:
+                if attempt.process.is_alive():
+                    attempt.process.kill()
+                    attempt.process.join()
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a process is told to train."""
+
+    tree: dict[str, Any]
+    folder: Path
+    out: Path
+    until: int | None
+    data_dir: Path | None
+    workers: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    text: str
+    exit_code: int
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class _Done:
+    record: dict[str, Any]  # of the last round
+
+
+_STARTED = "started"
+
+
+def _train(pipe: Connection, request: _Request) -> None:
+    """The whole life of a process: it trains one run, and ends early if its parent ends or asks it to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _end_with_parent()
+    _send(pipe, _STARTED)
+    try:
+        config = load_config(request.tree, folder=request.folder)
+        result = run(
+            config, out=request.out, resume=True, until=request.until, data_dir=request.data_dir,
+            workers=request.workers if request.workers > 1 else 0, watch=_Reporter(pipe), notes=lambda _: None,
+        )  # fmt: skip
+        _send(pipe, _Done(_figures(result.history[-1])))
+    except KeyboardInterrupt:  # a signal; the run is saved
+        pass
+    except Exception as error:  # a bug in a user's own method must not stop the other runs
+        known = explained(error)
+        if known is None:
+            _send(pipe, _Failure(f"{type(error).__name__}: {one_line(error)}", BUG, traceback.format_exc()))
+        else:
+            _send(pipe, _Failure(str(known), known.exit_code))
+
+
+class _Reporter:
+    """Sends the records of rounds to the parent, not too often."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._sent = pipe, 0.0
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._sent >= INTERVAL:
+            self._sent = now
+            _send(self._pipe, _figures(record))
+
+
+def _figures(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without its long parts."""
+    return {key: value for key, value in record.items() if not isinstance(value, list | dict)}
+
+
+def _send(pipe: Connection, message: Any) -> None:
+    with suppress(OSError):  # the parent is gone
+        pipe.send(message)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends, however that happens: first as by SIGTERM, so that the run is saved."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
