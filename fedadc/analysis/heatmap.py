@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def draw_heat_map(map: HeatMap, path: Path) -> None:
     row, column = map.best
     axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, ec=OUTLINE, lw=2.5, clip_on=False))
     slanted = _longest(map.x_ticks) > 8
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
     axes.set_xticks(range(columns), [_tick(t) for t in map.x_ticks], **turned)
     axes.set_yticks(range(rows), [_tick(t) for t in map.y_ticks])
     axes.set_xlabel(escape_dollars(map.x))

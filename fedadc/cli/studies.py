@@ -7,30 +7,29 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Json
+from fedadc.cli.options import DataDir, Jobs, Json
+
+Searches = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUES",
+        help="Keys to sweep: local.lr=0.01,0.1 (values; a bracketed list is one value), local.lr=0.001..1,log or "
+        "local.steps=1..16,int (ranges).",
+    ),
+]
 
 
 def sweep(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="The file of a sweep, or a config.")],
-    search: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUES",
-            help="Keys to sweep: local.lr=0.01,0.1 (values; a bracketed list is one value), local.lr=0.001..1,log or "
-            "local.steps=1..16,int (ranges).",
-        ),
-    ] = None,
+    search: Searches = None,
     sampler: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="grid (all combinations), random or tpe (default: by KEY=VALUES)."),
+        str | None, typer.Option(metavar="NAME", help="grid (all combinations), random or tpe (default: as fits).")
     ] = None,
     pruner: Annotated[
         str | None, typer.Option(metavar="NAME", help="End bad trials early: none (the default), median or hyperband.")
     ] = None,
     trials: Annotated[int | None, typer.Option(metavar="N", help="Settings to try (default: 20; a grid: all).")] = None,
-    batch: Annotated[
-        int | None, typer.Option(metavar="N", help="Trials to sample and prune together (default: 4).")
-    ] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", help="Trials to sample and prune together.")] = None,
     rungs: Annotated[
         str | None, typer.Option(metavar="ROUNDS", help="Rounds at which trials may be pruned, e.g. 10,20.")
     ] = None,
@@ -40,9 +39,7 @@ def sweep(
         str | None, typer.Option(metavar="METRIC", help="Validation metric (default: validation_accuracy).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/FILE-sweep).")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
-    ] = None,
+    jobs: Jobs = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -59,8 +56,8 @@ def sweep(
     numbers = {name: _whole_numbers(name, text) for name, text in (("seeds", seeds), ("rungs", rungs))}
     with progress_of_queue() as watch:
         result = run_sweep(
-            source, searches, sampler=sampler, pruner=pruner, trials=trials, batch=batch, seed=seed, choose_by=choose_by,
-            out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note, **numbers,
+            source, searches, sampler=sampler, pruner=pruner, trials=trials, batch=batch, seed=seed,
+            choose_by=choose_by, out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note, **numbers,
         )  # fmt: skip
     sweep_summary(result, json)
 

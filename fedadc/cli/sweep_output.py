@@ -44,7 +44,7 @@ def _table(result: SweepResult) -> None:
     table.add_column("state", no_wrap=True)
     ranked = result.ranked()
     for trial in ranked[:SHOWN_TRIALS]:
-        state, value = trial.state, _shown(trial.values.get(result.choose_by, []), result.choose_by)
+        state, value = str(trial.state), _shown(trial.values.get(result.choose_by, []), result.choose_by)
         if trial.state == "pruned":
             rung, last = list(trial.rungs.items())[-1]
             state, value = f"pruned at {rung}", f"({_shown([last], result.choose_by)})"

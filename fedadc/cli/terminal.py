@@ -260,10 +260,18 @@ def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
     table = Table(title=title, title_justify="left")
     for heading in ("run", "best setting", "settings", "diverged"):
         table.add_column(heading, justify="left" if heading in ("run", "best setting") else "right")
+    sizes = [len(choice.scores) for choice in choices]
     for choice in choices:
         scores = [score for _, score in choice.scores]
-        table.add_row(Text(choice.label), Text(choice.described()), str(len(scores)), str(scores.count(None)))
+        tried = f"{len(scores)}{' *' if len(scores) < max(sizes) else ''}"
+        table.add_row(Text(choice.label), Text(choice.described()), tried, str(scores.count(None)))
+    if min(sizes) < max(sizes):
+        table.caption = f"budgets differ: * fewer settings than other runs, which tried {max(sizes)}"
+        table.caption_justify = "left"
     out.print(table)
+    for choice in choices:
+        for sentence in choice.edges:
+            note(f"{choice.label}: {sentence}")
 
 
 def comparison(result: Comparison, title: str, as_json: bool) -> None:

@@ -163,6 +163,13 @@ def grid(space: Sequence[Dimension]) -> list[Point]:
     return [dict(zip([d.key for d in lists], values, strict=True)) for values in product(*(d.values for d in lists))]
 
 
+def spanned(columns: Mapping[str, Sequence[Any]]) -> list[Dimension]:
+    """The lists of values that occur among settings, given by their keys."""
+    return [
+        ValueList(key, tuple({_text(value): value for value in values}.values())) for key, values in columns.items()
+    ]
+
+
 def corners(space: Sequence[Dimension], most: int = 256) -> Iterator[Point]:
     """All combinations of the ends of ranges and of listed values; if these are too many, one key after another."""
     keys = [d.key for d in space]

@@ -226,7 +226,7 @@ class _Search:
         return [read_run(path) for _, _, path in self._runs(trial)]
 
     def _at_rung(self, trial: SweepTrial, rung: int) -> float:
-        """The mean over seeds of the last evaluated value. A run may be farther, if equal settings were tried before."""
+        """The mean over seeds of the last evaluated value; a run may be farther if its settings were tried before."""
         curves = [curve(run, self.plan.sweep.choose_by) for run in self._read(trial)]
         return statistics.mean([value for at, value in points if at <= rung][-1] for points in curves)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from fedadc.analysis.heatmap import HeatMap
 from fedadc.studies.space import Dimension, ValueList, brief
@@ -65,7 +66,7 @@ class _Axis:
         else:
             self.values = []
             ends = [brief(float(f"{dimension.at(i / BINS):.2g}")) for i in range(BINS + 1)]
-            self.ticks = [f"{low}–{high}" for low, high in zip(ends, ends[1:], strict=False)]
+            self.ticks = [f"{low}–{high}" for low, high in pairwise(ends)]
 
     def bin(self, trial: SweepTrial) -> int:
         value = trial.settings[self.dimension.key]

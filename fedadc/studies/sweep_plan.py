@@ -12,7 +12,7 @@ from typing import Any
 from fedadc.analysis.compare import flatten, higher_is_better
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
-from fedadc.config.settings import TABLES, Config, parse_config
+from fedadc.config.settings import TABLES, Config, parse_config, require_no_study
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.fields.settings import Settings
@@ -32,7 +32,7 @@ from fedadc.system.user_code import Notes, UserCode
 
 SWEEP = "sweep.json"  # in the folder of a sweep: its settings
 TRIALS_BY_DEFAULT = 20
-BATCH = 4
+BATCH_BY_DEFAULT = 4
 MOST_PREPARED = 16  # configs that are checked with their data
 
 
@@ -121,7 +121,7 @@ def read_sweep(
     changes: Mapping[str, Any],
     notes: Notes,
 ) -> SweepPlan:
-    """The plan of a sweep from its file, or from a config and what to search; `changes` replace settings of the file."""
+    """The plan of a sweep from its file, or from a config and what to search; `changes` replace settings."""
     sweep, tree, code = _read(source, notes)
     sweep = replace(sweep, search={**sweep.search, **search}, **changes)
     space = read_space(sweep.search)
@@ -129,8 +129,8 @@ def read_sweep(
     points = grid(space) if sampler == "grid" else []
     require(
         sampler != "grid" or sweep.trials in (None, len(points)),
-        f"trials is {sweep.trials}, but the grid has {len(points)} settings and all are tried; leave trials out, or use "
-        "the sampler random or tpe.",
+        f"trials is {sweep.trials}, but the grid has {len(points)} settings and all are tried; leave trials out, or "
+        "use the sampler random or tpe.",
     )
     plan = SweepPlan(replace(sweep, sampler=sampler), space, points, tree, code)
     configs = [_checked_config(plan, point) for point in points or corners(space)]
@@ -138,7 +138,7 @@ def read_sweep(
         require_optuna()
     batches = sampler == "tpe" or sweep.pruner != "none"  # else nothing depends on batches, and all are trained at once
     trials = len(points) or sweep.trials or TRIALS_BY_DEFAULT
-    batch = min(sweep.batch or BATCH, trials) if batches else trials
+    batch = min(sweep.batch or BATCH_BY_DEFAULT, trials) if batches else trials
     rungs, rounds = _rungs(sweep, configs), max(config.rounds for config in configs)
     return replace(plan, sweep=replace(plan.sweep, trials=trials, batch=batch, rungs=rungs), rounds=rounds)
 
@@ -153,7 +153,7 @@ def _read(source: Config | Mapping[str, Any] | str | Path, notes: Notes) -> tupl
     tree = dict(source) if isinstance(source, Mapping) else read_yaml(Path(source))
     folder = Path.cwd() if isinstance(source, Mapping) else Path(source).resolve().parent
     name = "this" if isinstance(source, Mapping) else str(source)
-    require(not {"budget", "runs"} <= tree.keys(), f"{name} is an experiment; run it with `fedadc experiment {name}`.")
+    require_no_study(tree, name, "experiment")
     if "rounds" in tree or "search" not in tree:
         return Sweep(), tree, UserCode(folder, notes)
     sweep = Schema(TABLES, UserCode(folder, notes)).build(Sweep, tree)
