@@ -44,8 +44,9 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Try many settings of a config and choose the best by validation data. A sweep that was stopped goes on."""
-    from fedadc.system.processes import import_torch
+    from fedadc.system.processes import import_torch, start_process_server
 
+    start_process_server("typer", "fedadc.studies.queue")
     import_torch()
     from fedadc.cli.sweep_output import sweep_summary
     from fedadc.cli.terminal import note, progress_of_queue
