@@ -16,7 +16,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from fedadc.studies.search import FACTOR, STUDY, importance, pruned_at, suggest
+from fedadc.errors import FedadcError
+from fedadc.studies.search import FACTOR, STUDY, importance, pruned_at, require_optuna, suggest
 from fedadc.studies.space import Dimension, read_space
 from fedadc.studies.trial_file import SweepTrial, read_trials, write_trials
 
@@ -167,25 +168,13 @@ def test_no_importance_has_its_reason() -> None:
 # --- Optuna is optional ----------------------------------------------------------------------------------------------
 
 
-def without_optuna(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run code where Optuna cannot be imported."""
-    block = "import sys\nsys.modules['optuna'] = None\n"
-    words = [sys.executable, "-c", block + code]
-    return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-
-
-def test_without_optuna_a_sentence_names_the_extra(tmp_path: Path) -> None:
-    done = without_optuna(tmp_path, "from fedadc.studies.search import require_optuna\nrequire_optuna()")
-    assert "FedadcError: samplers other than grid, and pruners, need Optuna; install it with" in done.stderr
-    assert "fedadc[sweep]" in done.stderr
-    code = (
-        "from fedadc.studies.search import importance\nfrom fedadc.studies.space import read_space\n"
-        "from fedadc.studies.trial_file import SweepTrial\n"
-        "trials = [SweepTrial(trial=n, settings={'a': n % 2, 'b': n // 2}, state='finished', score=float(n))"
-        " for n in range(8)]\n"
-        "print(importance(read_space({'a': [0, 1], 'b': [0, 1, 2, 3]}), trials, 0, True)[1])"
-    )
-    assert "it needs Optuna and scikit-learn" in without_optuna(tmp_path, code).stdout
+def test_without_optuna_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)  # it cannot be imported
+    with pytest.raises(FedadcError, match=r"need Optuna; install it with `pip install 'fedadc\[sweep\]'`") as caught:
+        require_optuna()
+    assert caught.value.exit_code == 2
+    space, trials = of_grid(lambda a, b: a)
+    assert "it needs Optuna and scikit-learn" in importance(space, trials, 0, maximize=True)[1]
 
 
 def test_help_does_not_import_optuna(tmp_path: Path) -> None:
