@@ -39,6 +39,7 @@ TWINS = {
     "demo": fedadc.demo,
     "compare": fedadc.compare,
     "experiment": fedadc.experiment,
+    "sweep": fedadc.sweep,
     "evaluate": fedadc.evaluate,
     "personalize": fedadc.personalize,
     "list": fedadc.catalog,
