@@ -40,19 +40,8 @@ def plot(
     figure = Figure(figsize=(9.5 if crowded else 7.5, (5.5 if crowded else 4.5) + room), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    curves, unit = _curves(groups, metric, x)
-    for index, drawn in enumerate(curves):
-        color = COLORS[index % len(COLORS)]
-        style = STYLES[index // len(COLORS) % len(STYLES)]
-        hiding = sum(drawn.looks_like(other) for other in curves[index + 1 :])  # later curves on top of this one
-        width, label = 1.8 + 2.4 * hiding, escape_dollars(shorten(drawn.label, 60))
-        axes.plot(drawn.x, drawn.mean, style, color=color, lw=width, label=label)
-        if not crowded:
-            axes.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.13, lw=0)
-    axes.set_xlabel(AXES[x].label + (f" ({unit})" if unit else ""))
-    axes.set_ylabel(metric.replace("_", " ") + (" (%)" if is_share(metric) else ""))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    styles = {label: (COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]) for i, label in enumerate(groups)}
+    _draw(axes, groups, metric, x, styles, shaded=not crowded)
     if legend_below:
         figure.legend(frameon=False, loc="outside lower left", fontsize=8, ncols=2)
     elif crowded:
@@ -62,6 +51,58 @@ def plot(
     if title:
         axes.set_title(escape_dollars(title), loc="left", fontsize=11)
     save_png(figure, path)
+
+
+def plot_panels(
+    panels: Mapping[str, Sequence[RecordedRun]], path: Path, metrics: Sequence[str], x: str, title: str
+) -> None:
+    """Save convergence curves of several panels side by side. A label has one color in all, a metric one line style."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    grouped = {name: group(runs) for name, runs in panels.items()}
+    labels = list(dict.fromkeys(label for groups in grouped.values() for label in groups))
+    columns = min(len(panels), 3)
+    lines, legend = math.ceil(len(panels) / columns), math.ceil(len(labels) * len(metrics) / (2 * columns))
+    size = (4.2 * columns + 1.6, 3.4 * lines + 0.25 * legend + 0.5)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(escape_dollars(title), x=0.01, ha="left", fontsize=11)
+    for number, (name, groups) in enumerate(grouped.items(), start=1):
+        axes = figure.add_subplot(lines, columns, number)
+        for index, metric in enumerate(metrics):
+            styles = {label: (COLORS[labels.index(label) % len(COLORS)], STYLES[index]) for label in groups}
+            suffix = f", {metric.removesuffix('_test_accuracy')}" if index else ""
+            _draw(axes, groups, metric, x, styles, len(metrics) == 1 and len(labels) <= 4, suffix)
+        axes.set_ylabel("test accuracy (%)")
+        axes.set_title(escape_dollars(name), loc="left", fontsize=9)
+    handles = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, frameon=False, loc="outside lower left", fontsize=8, ncols=2 * columns)
+    save_png(figure, path)
+
+
+def _draw(
+    axes: Any,
+    groups: Mapping[str, Sequence[RecordedRun]],
+    metric: str,
+    x: str,
+    styles: Mapping[str, tuple[str, str]],
+    shaded: bool,
+    suffix: str = "",
+) -> None:
+    """Draw a curve for every group."""
+    curves, unit = _curves(groups, metric, x)
+    for index, drawn in enumerate(curves):
+        color, style = styles[drawn.label]
+        hiding = sum(drawn.looks_like(other) for other in curves[index + 1 :])  # later curves on top of this one
+        width, label = 1.8 + 2.4 * hiding, escape_dollars(shorten(drawn.label, 60)) + suffix
+        axes.plot(drawn.x, drawn.mean, style, color=color, lw=width, label=label)
+        if shaded:
+            axes.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.13, lw=0)
+    axes.set_xlabel(AXES[x].label + (f" ({unit})" if unit else ""))
+    axes.set_ylabel(metric.replace("_", " ") + (" (%)" if is_share(metric) else ""))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 @dataclass(frozen=True)

@@ -220,13 +220,13 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
                     config.data.validation is not None,
                     f"runs.{label} has no validation data to choose a setting by; set data.validation.",
                 )
-                setting_hash = _hash_without_seed(config)
-                yield Trial(label, number, dict(point), config, f"{slug}/{setting_hash}-seed{seed}")
-            require(setting_hash not in hashes, f"runs.{label}.grid has the setting {dict(point)} twice.")
-            hashes.add(setting_hash)
+                name = setting_hash(config)
+                yield Trial(label, number, dict(point), config, f"{slug}/{name}-seed{seed}")
+            require(name not in hashes, f"runs.{label}.grid has the setting {dict(point)} twice.")
+            hashes.add(name)
 
 
-def _hash_without_seed(config: Config) -> str:
+def setting_hash(config: Config) -> str:
     """A short hash of a config and its user code, without its seed.
 
     It names folders, so a changed experiment never reuses old runs.

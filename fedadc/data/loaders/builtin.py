@@ -17,58 +17,51 @@ import torch
 
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.data.loaders.download import SOURCES, check_md5, find, locate
+from fedadc.data.loaders.facts import DIGITS, FACTS
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.errors import DataError, kind_of_failure, one_line, require, require_file
-
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-FASHION_CLASSES = (
-    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-)  # fmt: skip
-DIGIT_CLASSES = tuple("0123456789")
 
 
 def digits() -> Dataset:
     """scikit-learn's handwritten digits, 8×8; no test split of its own"""
     with package_files("fedadc.data.loaders").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
         samples = _samples(arrays["x"], arrays["y"])
-    return Dataset("digits", samples, DIGIT_CLASSES, normalization=Normalization(scale=16.0))
+    return Dataset("digits", samples, DIGITS, normalization=Normalization(scale=16.0))
 
 
 def mnist(data_dir: Path | None) -> Dataset:
     """handwritten digits, 28×28, 60,000 training and 10,000 test samples"""
-    return _from_idx("mnist", data_dir, DIGIT_CLASSES, Normalization(255.0, (0.1307,), (0.3081,)))
+    return _from_idx("mnist", data_dir)
 
 
 def fashion_mnist(data_dir: Path | None) -> Dataset:
     """clothing, 28×28, 60,000 training and 10,000 test samples"""
-    return _from_idx("fashion_mnist", data_dir, FASHION_CLASSES, Normalization(255.0, (0.2860,), (0.3530,)))
+    return _from_idx("fashion_mnist", data_dir)
 
 
 def cifar10(data_dir: Path | None) -> Dataset:
     """color photographs, 32×32, 10 classes, 50,000 training and 10,000 test samples"""
-    constants = Normalization(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    return _from_cifar("cifar10", data_dir, 1, CIFAR10_CLASSES, constants)
+    return _from_cifar("cifar10", data_dir, label_bytes=1)
 
 
 def cifar100(data_dir: Path | None) -> Dataset:
     """color photographs, 32×32, 100 classes, 50,000 training and 10,000 test samples"""
-    constants = Normalization(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-    return _from_cifar("cifar100", data_dir, 2, tuple(map(str, range(100))), constants)
+    return _from_cifar("cifar100", data_dir, label_bytes=2)
 
 
 def _samples(x: Array, y: Array) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
 
 
-def _from_idx(name: str, data_dir: Path | None, classes: tuple[str, ...], constants: Normalization) -> Dataset:
-    folder = find(name, data_dir)
+def _from_idx(name: str, data_dir: Path | None) -> Dataset:
+    folder, facts = find(name, data_dir), FACTS[name]
     arrays = [read_idx(path) for file in SOURCES[name].files if (path := locate(folder, file))]
     for images, labels in (arrays[:2], arrays[2:]):
         require(
             images.ndim == 3 and labels.ndim == 1, f"{folder}: images must have 3 dimensions and labels 1.", DataError
         )
     parts = [_samples(images[:, None], labels) for images, labels in (arrays[:2], arrays[2:])]
-    return Dataset(name, parts[0], classes, test=parts[1], normalization=constants)
+    return Dataset(name, parts[0], facts.classes, test=parts[1], normalization=facts.normalization)
 
 
 def read_idx(path: Path) -> Array:
@@ -106,10 +99,8 @@ def _idx_shape(head: bytes, path: Path) -> tuple[int, ...]:
     return shape
 
 
-def _from_cifar(
-    name: str, data_dir: Path | None, label_bytes: int, classes: tuple[str, ...], constants: Normalization
-) -> Dataset:
-    folder = find(name, data_dir)
+def _from_cifar(name: str, data_dir: Path | None, label_bytes: int) -> Dataset:
+    folder, classes = find(name, data_dir), FACTS[name].classes
     parts: dict[bool, list[tuple[Array, Array]]] = {False: [], True: []}
     for file, md5 in SOURCES[name].files.items():
         check_md5(folder / file, md5)
@@ -122,7 +113,7 @@ def _from_cifar(
         _samples(np.concatenate([x for x, _ in part]), np.concatenate([y for _, y in part]))
         for part in (parts[False], parts[True])
     )
-    return Dataset(name, train, classes, test=test, normalization=constants)
+    return Dataset(name, train, classes, test=test, normalization=FACTS[name].normalization)
 
 
 def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array]:

@@ -1,0 +1,110 @@
+"""Judge the paper's claims by runs: figures seed by seed, an interval over seeds, a verdict by a fixed rule.
+
+A statement of a claim is a sum of figures of several rows, such as the accuracy of one method minus that of another.
+It is computed for every seed that all these rows have, because runs with the same seed share data, clients and initial
+weights. The 95 % bootstrap interval of its mean over seeds decides: the statement holds if the interval lies within the
+statement's bounds, does not hold if it lies outside, and else cannot be told. It cannot be told from fewer than three
+seeds either. A claim holds if all its statements hold, and does not hold if one of them does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedadc.analysis.compare import LAST, curve, final, positions
+from fedadc.analysis.statistics import Interval, Verdict, bootstrap_interval, both, verdict
+from fedadc.errors import FedadcError
+from fedadc.runs.layout import PERSONAL, PERSONAL_SUMMARY
+from fedadc.runs.record import RecordedRun
+from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Claim, Statement
+
+ACCURACY = "test_accuracy"
+FEWEST_SEEDS = 3
+Results = Mapping[tuple[str, str], Mapping[int, RecordedRun]]  # (panel, label) -> seed -> finished run
+
+
+@dataclass(frozen=True)
+class JudgedStatement:
+    statement: Statement
+    interval: Interval | None  # None: no seed has all rows
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim of the paper, and what our runs say about it."""
+
+    claim: Claim
+    statements: tuple[JudgedStatement, ...]
+    verdict: Verdict
+    reason: str = ""  # why it cannot be told
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds behind the statement that has the fewest."""
+        return min(judged.interval.n if judged.interval else 0 for judged in self.statements)
+
+
+def judge(claim: Claim, results: Results, as_published: bool) -> JudgedClaim:
+    """The verdict on a claim."""
+    judged = tuple(_judged(statement, results) for statement in claim.statements)
+    if claim.only_as_published and not as_published:
+        return JudgedClaim(claim, judged, Verdict.CANNOT_BE_TOLD, "it is about the published setting only")
+    found = JudgedClaim(claim, judged, both([one.verdict for one in judged]))
+    if found.verdict != Verdict.CANNOT_BE_TOLD:
+        return found
+    few = f"{found.seeds} paired seeds, and {FEWEST_SEEDS} are needed"
+    reason = few if found.seeds < FEWEST_SEEDS else "an interval includes its bound"
+    return JudgedClaim(claim, judged, found.verdict, reason)
+
+
+def _judged(statement: Statement, results: Results) -> JudgedStatement:
+    runs = [results.get((term.panel, term.label), {}) for term in statement.terms]
+    seeds = sorted(set.intersection(*(set(of_seed) for of_seed in runs)))
+    if not seeds:
+        return JudgedStatement(statement, None, Verdict.CANNOT_BE_TOLD)
+    terms = list(zip(statement.terms, runs, strict=True))
+    sums = [math.fsum(term.factor * measure(run[seed], term.measure) for term, run in terms) for seed in seeds]
+    interval = bootstrap_interval(sums)
+    return JudgedStatement(statement, interval, verdict(interval, statement.low, statement.high, FEWEST_SEEDS))
+
+
+def measure(run: RecordedRun, name: str) -> float:
+    """A figure of a finished run. The names are in `paper/design.py`; others are metrics, as `final` takes them."""
+    if name == BEST:
+        return max(value for _, value in curve(run, ACCURACY))
+    if name == HALFWAY:
+        return _halfway(run)
+    if name == VIRTUAL:
+        return max(positions(run, "virtual_seconds").values())
+    if name.startswith(GAIN):
+        return _gain(run.path, name.removeprefix(GAIN))
+    return final(run, ACCURACY if name == FINAL else name)
+
+
+def _halfway(run: RecordedRun) -> float:
+    """The accuracy at half of the rounds: the mean over the evaluated ones of the ten rounds up to there."""
+    points = curve(run, ACCURACY)
+    half = max((t for t, _ in points if t <= run.tree["rounds"] // 2), default=points[0][0])
+    return statistics.mean(value for t, value in points if half - LAST < t <= half)
+
+
+def _gain(run: Path, regularizer: str) -> float:
+    """The accuracy that the clients' own models gain over the global one, over all test samples of all clients."""
+    rows = personal_rows(run)
+    if regularizer not in rows:
+        raise FedadcError(f"{run} has not been personalized with the regularizer {regularizer}.")
+    return rows[regularizer]["personal_cumulative"] - rows[regularizer]["global_cumulative"]
+
+
+def personal_rows(run: Path) -> dict[str, dict[str, float]]:
+    """The figures of a run's calibration by regularizer; {} if there was none."""
+    file = run / PERSONAL / PERSONAL_SUMMARY
+    if not file.is_file():
+        return {}
+    return {row["regularizer"]: row for row in json.loads(file.read_text(encoding="utf-8"))["rows"]}

@@ -1,0 +1,167 @@
+"""What a reproduction trains: the rows of a design at a scale, first with every setting of their grids, then final."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedadc.config.settings import Config
+from fedadc.config.yaml import overlay, with_value
+from fedadc.errors import require, unknown
+from fedadc.runs.record import load_config
+from fedadc.studies.experiment import setting_hash
+from fedadc.studies.paper.design import Design, Grid, Panel, Row
+from fedadc.studies.paper.designs import DESIGNS
+from fedadc.studies.paper.scales import PAPER, SCALES, Scale
+from fedadc.studies.queue import Job
+
+TUNING_SEED = 1000  # of the runs that choose a setting: none of those in the result
+Setting = dict[str, Any]  # key.sub -> value
+Key = tuple[str, str]  # panel and label
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row of a panel at a scale."""
+
+    panel: Panel
+    row: Row
+    tree: dict[str, Any]  # its config, without seed
+    grid: Grid  # {}: nothing is searched
+    validation: float
+
+    @property
+    def key(self) -> Key:
+        return self.panel.name, self.row.label
+
+    def settings(self) -> list[Setting]:
+        """Every setting of the grid."""
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+
+    def run(self, out: Path, setting: Setting, seed: int, tuning: bool = False) -> PlannedRun:
+        """The run with one setting and one seed. To choose a setting, some of the training data is held out."""
+        tree = self.tree
+        for key, value in setting.items():
+            tree = with_value(tree, key, value)
+        if tuning:
+            tree = overlay(tree, {"data": {"validation": self.validation}})
+        config = load_config({**tree, "seed": seed})
+        job = Job(self.row.label, config, out / ("tuning" if tuning else "runs") / folder_name(config))
+        return PlannedRun(self, setting, seed, tuning, job)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    row: PlannedRow
+    setting: Setting
+    seed: int
+    tuning: bool  # it is trained to choose a setting, and is not in the result
+    job: Job
+
+
+def folder_name(config: Config) -> str:
+    """The folder of a run: by its label, and by all its settings, so that designs share the runs that they share."""
+    slug = re.sub(r"[^\w+]+", "-", (config.label or "run").lower()).strip("-")
+    return f"{slug}/{setting_hash(config)}-seed{config.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A design, the scale, the seeds and the rows to train."""
+
+    design: Design
+    scale: Scale
+    seeds: tuple[int, ...]
+    rows: tuple[PlannedRow, ...]  # the most important first
+    left_out: tuple[Key, ...] = ()  # rows that were not asked for
+
+    def tuning_runs(self, out: Path) -> list[PlannedRun]:
+        """A run for every setting of every grid."""
+        searched = [row for row in self.rows if row.grid]
+        return [row.run(out, setting, TUNING_SEED, True) for row in searched for setting in row.settings()]
+
+    def final_runs(self, out: Path, chosen: Mapping[Key, Setting]) -> list[PlannedRun]:
+        """The runs of the result: the first seed of all rows, then the second, ... Rows without a choice have none."""
+        rows = [row for row in self.rows if row.key in chosen]
+        return [row.run(out, chosen[row.key], seed) for seed in self.seeds for row in rows]
+
+    def chosen(self, scores: Mapping[Key, Sequence[tuple[Setting, float | None]]]) -> dict[Key, Setting]:
+        """The best setting of every row by its scores; of equal ones the first. None: training diverged.
+
+        A row of which a setting was not tried has no choice.
+        """
+        chosen: dict[Key, Setting] = {}
+        for row in self.rows:
+            tried = [(setting, score) for setting, score in scores.get(row.key, ()) if score is not None]
+            if not row.grid:
+                chosen[row.key] = {}
+            elif tried and len(scores[row.key]) == len(row.settings()):
+                chosen[row.key] = max(tried, key=lambda one: one[1])[0]
+        return chosen
+
+    def changes(self) -> list[str]:
+        """What differs from the published settings, line by line."""
+        return list(dict.fromkeys(_changes(self)))
+
+
+def plan_of(name: str, scale: str | Scale, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> Plan:
+    """The plan of a figure or table; `only` names the methods to train."""
+    if name not in DESIGNS:
+        raise unknown("figure or table", name, DESIGNS)
+    if isinstance(scale, str) and scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    design, chosen = DESIGNS[name], SCALES[scale] if isinstance(scale, str) else scale
+    labels = {row.label.lower(): row.label for panel in design.panels for row in panel.rows}
+    for method in only:
+        if method.lower() not in labels:
+            raise unknown("method", method, labels.values())
+    wanted = {labels[method.lower()] for method in only} or set(labels.values())
+    numbers = range(chosen.seeds_of(design)) if seeds is None else seeds
+    require(len(numbers) > 0, "seeds must name at least one seed.")
+    require(len(set(numbers)) == len(numbers), f"seeds must not name a seed twice: {list(numbers)}.")
+    ordered = sorted(  # by importance: the first row of every panel, then the second
+        ((index, panel, row) for panel in design.panels for index, row in enumerate(panel.rows)), key=lambda entry: entry[0]
+    )
+    rows = tuple(
+        PlannedRow(panel, row, chosen.tree(panel, row), row.grids.get(chosen.grids, {}), chosen.validation)
+        for _, panel, row in ordered
+        if row.label in wanted
+    )
+    left_out = tuple((panel.name, row.label) for _, panel, row in ordered if row.label not in wanted)
+    return Plan(design, chosen, tuple(numbers), rows, left_out)
+
+
+def _changes(plan: Plan) -> Iterator[str]:
+    design, scale = plan.design, plan.scale
+    if scale.name == PAPER.name and len(plan.seeds) == design.seeds:
+        return
+    if len(plan.seeds) != design.seeds:
+        yield f"seeds: {len(plan.seeds)} instead of {design.seeds}"
+    for panel in design.panels:
+        published, here = (_leaves(of.tree(panel, Row("", {}))) for of in (PAPER, scale))
+        for key in {**published, **here}:
+            if published.get(key) != here.get(key):
+                yield f"{key}: {_shown(here.get(key))} instead of {_shown(published.get(key))}"
+    for row in plan.rows:
+        grid = row.row.grids.get(PAPER.name, {})
+        if scale.name == PAPER.name or grid == row.grid:
+            continue
+        searched = ", ".join(f"{key} {_shown(values)}" for key, values in grid.items())
+        here = ", ".join(f"{key} {_shown(values)}" for key, values in row.grid.items())
+        fixed = ", ".join(f"{k} {v}" for k, v in row.row.settings.get(scale.name, {}).items()) or "its preset's settings"
+        yield f"{row.row.label}: {f'searches {here}' if here else fixed} instead of searching {searched}"
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value).replace("'", "")

@@ -1,0 +1,187 @@
+"""The paper's figures and tables as one command: tune, train, compare with the paper, and judge its claims."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedadc.analysis.compare import final
+from fedadc.config.build import prepare
+from fedadc.errors import DataError, require
+from fedadc.personal.personalize import personalize
+from fedadc.runs.record import RecordedRun, is_finished, read_run
+from fedadc.studies.estimate import Estimate, estimate
+from fedadc.studies.judge import judge, measure, personal_rows
+from fedadc.studies.paper.scales import PAPER, Scale
+from fedadc.studies.plan import Key, Plan, PlannedRow, PlannedRun, Setting, plan_of
+from fedadc.studies.queue import Outcome, Watcher, require_none_failed, train_jobs
+from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
+from fedadc.system.files import folder_lock
+from fedadc.system.user_code import Notes
+
+log = logging.getLogger("fedadc")
+Scores = dict[Key, list[tuple[Setting, float | None]]]  # of every setting that was tried; None: it diverged
+
+
+def reproduce(
+    name: str,
+    *,
+    scale: str | Scale = "digits",
+    seeds: Sequence[int] | None = None,
+    only: str | Sequence[str] = (),
+    budget: float | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    data_dir: str | Path | None = None,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+) -> Reproduction:
+    """Train what a figure or table of the paper compares, put our figures beside the paper's, and judge its claims.
+
+    `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: what does not
+    fit is not run, the least important last. `jobs` runs are trained at once in `out` (default: runs/reproduce/SCALE),
+    where all figures and tables of a scale share their runs; those that are finished are not trained again.
+    """
+    plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
+    require(budget is None or budget > 0, f"budget must be a number of hours above 0, not {budget}.")
+    data_folder = None if data_dir is None else Path(data_dir)
+    _require_data(plan, data_folder)
+    study = _Study(plan, _folder(plan, out), data_folder, jobs, watch, notes, budget and 3600 * budget)
+    with folder_lock(study.out):
+        study.estimate()
+        study.train(plan.tuning_runs(study.out))
+        scores = study.scores()
+        chosen = plan.chosen(scores)
+        study.train(plan.final_runs(study.out, chosen))
+        study.calibrate()
+        results = study.results()
+        rows = [study.row(row, chosen.get(row.key), results.get(row.key, {})) for row in plan.rows]
+        claims = [judge(claim, results, plan.scale.name == PAPER.name) for claim in plan.design.claims]
+        result = Reproduction(plan, rows, claims, scores, *study.seconds(), study.out)
+        write_reproduction(result, results)
+    require_none_failed([outcome for _, outcome in study.outcomes])
+    return result
+
+
+def dry_run(
+    name: str,
+    *,
+    scale: str | Scale = "digits",
+    seeds: Sequence[int] | None = None,
+    only: str | Sequence[str] = (),
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> tuple[Plan, list[PlannedCost]]:
+    """What `reproduce` would train that is not finished yet, with an estimate of what it costs on this machine."""
+    plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
+    study = _Study(plan, _folder(plan, out), None if data_dir is None else Path(data_dir))
+    study.estimate(watch)
+    costs = []
+    for row in plan.rows:
+        for tuning in (True, False):
+            todo = [run for run in study.all_runs() if run.row == row and run.tuning == tuning]
+            todo = [run for run in todo if not is_finished(run.job.path, run.job.config)]
+            if todo:
+                costs.append(PlannedCost(*row.key, tuning, len(todo), study.costs[row.key, tuning]))
+    return plan, costs
+
+
+def _folder(plan: Plan, out: str | Path | None) -> Path:
+    return Path("runs") / "reproduce" / plan.scale.name if out is None else Path(out)
+
+
+def _require_data(plan: Plan, data_dir: Path | None) -> None:
+    """Check every panel with its data before anything is trained."""
+    for panel in plan.design.panels:
+        row = next((row for row in plan.rows if row.panel == panel), None)
+        if row is not None:
+            try:
+                prepare(row.run(Path(), row.settings()[0], 0).job.config, data_dir)
+            except DataError as error:
+                raise DataError(f"{str(error).rstrip('.')}; --scale digits needs no download.") from error
+
+
+@dataclass
+class _Study:
+    """A reproduction that is under way."""
+
+    plan: Plan
+    out: Path
+    data_dir: Path | None = None
+    jobs: int | None = None
+    watch: Watcher | None = None
+    notes: Notes = log.info
+    budget: float | None = None  # seconds
+    costs: dict[tuple[Key, bool], Estimate] = field(default_factory=dict)  # of one run of a row, tuning or not
+    outcomes: list[tuple[PlannedRun, Outcome]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+
+    def all_runs(self) -> list[PlannedRun]:
+        """All runs; where a setting has not been chosen yet, with the first one."""
+        finished = [run for run in self.plan.tuning_runs(self.out) if is_finished(run.job.path, run.job.config)]
+        chosen = self.plan.chosen(_scores((run, "finished") for run in finished))
+        settings = {row.key: chosen.get(row.key, row.settings()[0]) for row in self.plan.rows}
+        return self.plan.tuning_runs(self.out) + self.plan.final_runs(self.out, settings)
+
+    def estimate(self, watch: Callable[[int, int], None] | None = None) -> None:
+        """Estimate what one run of every row costs, from a short calibration."""
+        one = {(run.row.key, run.tuning): run for run in self.all_runs()}
+        found = estimate([run.job.config for run in one.values()], self.data_dir, watch)
+        self.costs = dict(zip(one, found, strict=True))
+
+    def train(self, runs: Sequence[PlannedRun]) -> None:
+        jobs = [replace(run.job, cost=self.costs[run.row.key, run.tuning].seconds) for run in runs]
+        left = None if self.budget is None else self.budget - (time.monotonic() - self._began)
+        outcomes = train_jobs(
+            jobs, slots=self.jobs, data_dir=self.data_dir, watch=self.watch, notes=self.notes, budget_seconds=left
+        )
+        self.outcomes += zip(runs, outcomes, strict=True)
+
+    def scores(self) -> Scores:
+        return _scores((run, outcome.status) for run, outcome in self.outcomes if run.tuning)
+
+    def finished(self) -> list[PlannedRun]:
+        return [run for run, outcome in self.outcomes if outcome.status == "finished" and not run.tuning]
+
+    def calibrate(self) -> None:
+        """Tune the clients' own models, where the design asks for it and it was not done before."""
+        wanted = self.plan.design.regularizers
+        for run in self.finished() if wanted else ():
+            if not set(wanted) <= personal_rows(run.job.path).keys():
+                self.notes(f"personalizing {run.job.path}")
+                personalize(run.job.path, regularizers=wanted, overwrite=True, data_dir=self.data_dir)
+
+    def results(self) -> dict[Key, dict[int, RecordedRun]]:
+        results: dict[Key, dict[int, RecordedRun]] = {}
+        for run in self.finished():
+            results.setdefault(run.row.key, {})[run.seed] = read_run(run.job.path)
+        return results
+
+    def row(self, row: PlannedRow, setting: Setting | None, runs: Mapping[int, RecordedRun]) -> ReproducedRow:
+        values = {name: {seed: measure(run, name) for seed, run in runs.items()} for name in self.plan.design.measures}
+        ended = [outcome.status for run, outcome in self.outcomes if run.row == row and outcome.status != "finished"]
+        problems = ", ".join(dict.fromkeys(ended)) or ("" if runs else "not run")
+        reported = row.panel.reported.get(row.row.label)
+        return ReproducedRow(*row.key, setting or {}, len(self.plan.seeds), values, reported, problems)
+
+    def seconds(self) -> tuple[float, float]:
+        """The estimated time of the runs that were trained now, and what they took."""
+        trained = [(run, outcome.seconds) for run, outcome in self.outcomes if outcome.seconds]
+        expected = sum(self.costs[run.row.key, run.tuning].seconds for run, _ in trained)
+        return expected, sum(seconds for _, seconds in trained)
+
+
+def _scores(ended: Iterable[tuple[PlannedRun, str]]) -> Scores:
+    """The validation accuracy of every setting that was tried."""
+    scores: Scores = {}
+    for run, status in ended:
+        if status in ("finished", "diverged"):
+            score = final(read_run(run.job.path), "validation_accuracy") if status == "finished" else None
+            scores.setdefault(run.row.key, []).append((run.setting, score))
+    return scores

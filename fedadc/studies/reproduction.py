@@ -1,0 +1,236 @@
+"""The result of a reproduction: our figures beside the paper's, verdicts on its claims; as tables, files, a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedadc.analysis.plots import plot_panels
+from fedadc.runs.record import RecordedRun
+from fedadc.studies.estimate import Estimate
+from fedadc.studies.judge import JudgedClaim, JudgedStatement
+from fedadc.studies.paper.design import FINAL, GAIN, VIRTUAL, Claim
+from fedadc.studies.plan import Key, Plan, Setting
+from fedadc.system.files import write_text
+from fedadc.system.version import __version__
+
+RULE = (
+    "Verdicts: the 95 % bootstrap interval over paired seeds lies within the claim's bounds (holds), outside (does not "
+    "hold), or neither (cannot be told)."
+)
+Table = tuple[list[str], list[list[str]]]  # headings and rows of cells
+
+
+@dataclass(frozen=True)
+class PlannedCost:
+    """Runs of one row that are to be trained, and what each of them costs."""
+
+    panel: str
+    label: str
+    tuning: bool  # to choose a setting
+    runs: int
+    each: Estimate
+
+
+@dataclass(frozen=True)
+class ReproducedRow:
+    """Our figures for one row, beside the paper's."""
+
+    panel: str
+    label: str
+    setting: Setting  # chosen from its grid
+    planned: int  # seeds
+    values: Mapping[str, Mapping[int, float]]  # measure -> seed -> figure of a finished run
+    reported: tuple[float, float] | None  # the paper's mean and std, in percent
+    problem: str = ""  # what happened to missing seeds
+
+    def mean(self, name: str) -> float | None:
+        found = list(self.values[name].values())
+        return statistics.mean(found) if found else None
+
+    def std(self, name: str) -> float | None:
+        found = list(self.values[name].values())
+        return statistics.stdev(found) if len(found) > 1 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = {
+            name: {"mean": self.mean(name), "std": self.std(name), "seeds": dict(of_seed)}
+            for name, of_seed in self.values.items()
+        }
+        named = {"panel": self.panel, "label": self.label, "setting": self.setting, "problem": self.problem}
+        paper = None if self.reported is None else {"mean": self.reported[0], "std": self.reported[1]}
+        return {**named, "figures": figures, "paper_percent": paper}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What `reproduce` returns. The folder `out` has the runs, a picture, the tables, and all figures as JSON."""
+
+    plan: Plan
+    rows: list[ReproducedRow]
+    claims: list[JudgedClaim]
+    scores: Mapping[Key, Sequence[tuple[Setting, float | None]]]  # of every setting that was tried; None: diverged
+    estimated_seconds: float  # of the runs that were trained now
+    seconds: float  # that they took
+    out: Path
+
+    def __repr__(self) -> str:
+        judged = "\n".join(f"  {claim.verdict}: {claim.claim.text}" for claim in self.claims)
+        return f"Reproduction({self.plan.design.name}, scale {self.plan.scale.name}, {self.out}):\n{judged}"
+
+    def file(self, suffix: str) -> Path:
+        """The path of the picture (png), of the tables (md) or of all figures (json)."""
+        return self.out / f"{self.plan.design.name}.{suffix}"
+
+    def tables(self) -> Iterator[tuple[str, Table]]:
+        """Title and content of the table of every panel."""
+        for panel in self.plan.design.panels:
+            rows = [row for row in self.rows if row.panel == panel.name]
+            if rows:
+                yield panel.title, _table(rows, self.plan.design.measures)
+
+    def claims_table(self) -> Table:
+        headings = ["claim", "paper", "ours", "verdict"]
+        return headings, [[c.claim.text, c.claim.reported or "–", _ours(c), _verdict(c)] for c in self.claims]
+
+
+def _table(rows: Sequence[ReproducedRow], measures: Sequence[str]) -> Table:
+    compared, searched = any(row.reported for row in rows), any(row.setting for row in rows)
+    headings = ["method", "seeds", *map(_heading, measures), *(["paper", "difference"] if compared else [])]
+    cells = []
+    for row in rows:
+        done = len(next(iter(row.values.values())))
+        seeds = str(done) if done == row.planned else f"{done} of {row.planned}"
+        line = [row.label, seeds, *(_figure(row, name) for name in measures)]
+        if compared:
+            line += [_reported(row), _difference(row)]
+        if searched:
+            line.append(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in row.setting.items()) or "–")
+        cells.append(line)
+    return headings + (["chosen"] if searched else []), cells
+
+
+def _heading(name: str) -> str:
+    if name.startswith(GAIN):
+        return f"gain ({name.removeprefix(GAIN)})"
+    return {FINAL: "accuracy %", VIRTUAL: "virtual s"}.get(name, name.removesuffix("_test_accuracy"))
+
+
+def _figure(row: ReproducedRow, name: str) -> str:
+    mean, std = row.mean(name), row.std(name)
+    if mean is None:
+        return row.problem or "not run"
+    scale, sign = (1 if name == VIRTUAL else 100), "+" if name.startswith(GAIN) else ""
+    return f"{scale * mean:{sign}.1f}" + (f" ± {scale * std:.1f}" if std is not None else "")
+
+
+def _reported(row: ReproducedRow) -> str:
+    return "–" if row.reported is None else f"{row.reported[0]:.1f} ± {row.reported[1]:.1f}"
+
+
+def _difference(row: ReproducedRow) -> str:
+    mean = row.mean(FINAL)
+    return "–" if mean is None or row.reported is None else f"{100 * mean - row.reported[0]:+.1f}"
+
+
+def _ours(judged: JudgedClaim) -> str:
+    """The interval of a claim's statement; of several, that of the one nearest to being false."""
+    known = [one for one in judged.statements if one.interval is not None]
+    if not known:
+        return "not run"
+    shown = min(known, key=_slack)
+    interval, (scale, unit) = shown.interval, _unit(judged.claim)
+    assert interval is not None
+    several = f"lowest of {len(known)}: " if len(known) > 1 else ""
+    bounds = f" [{scale * interval.low:+.1f}, {scale * interval.high:+.1f}]" if math.isfinite(interval.low) else ""
+    return f"{several}{scale * interval.mean:+.1f}{bounds}{unit}"
+
+
+def _slack(judged: JudgedStatement) -> float:
+    assert judged.interval is not None
+    mean = judged.interval.mean
+    return min(mean - judged.statement.low, judged.statement.high - mean)
+
+
+def _unit(claim: Claim) -> tuple[float, str]:
+    return (1, " s") if claim.statements[0].terms[0].measure == VIRTUAL else (100, "")
+
+
+def _verdict(judged: JudgedClaim) -> str:
+    return f"{judged.verdict}: {judged.reason}" if judged.reason else str(judged.verdict)
+
+
+def write_reproduction(result: Reproduction, runs: Mapping[Key, Mapping[int, RecordedRun]]) -> None:
+    """Write the figures as JSON, the tables as Markdown, and the picture."""
+    write_text(result.file("json"), json.dumps(_as_dict(result), indent=1, ensure_ascii=False) + "\n")
+    write_text(result.file("md"), as_markdown(result))
+    design = result.plan.design
+    drawn = {
+        panel.title: [run for row in panel.rows for run in runs.get((panel.name, row.label), {}).values()]
+        for panel in design.panels
+    }
+    drawn = {title: found for title, found in drawn.items() if found}
+    if drawn:
+        metrics = [name for name in design.measures if name.endswith("_test_accuracy")]
+        title = f"{design.title} (scale {result.plan.scale.name})"
+        plot_panels(drawn, result.file("png"), ["test_accuracy", *metrics], design.x, title)
+
+
+def _as_dict(result: Reproduction) -> dict[str, Any]:
+    plan, design = result.plan, result.plan.design
+    return {
+        "name": design.name,
+        "title": design.title,
+        "scale": plan.scale.name,
+        "version": __version__,
+        "seeds": list(plan.seeds),
+        "changes": plan.changes(),
+        "rows": [row.as_dict() for row in result.rows],
+        "claims": [_claim_dict(judged) for judged in result.claims],
+        "scores": [
+            {"panel": panel, "label": label, "settings": [{"setting": s, "validation_accuracy": v} for s, v in tried]}
+            for (panel, label), tried in result.scores.items()
+        ],
+        "estimated_seconds": result.estimated_seconds,
+        "seconds": result.seconds,
+    }
+
+
+def _claim_dict(judged: JudgedClaim) -> dict[str, Any]:
+    def bound(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    statements = [
+        {
+            "terms": [vars(term) for term in one.statement.terms],
+            "bounds": [bound(one.statement.low), bound(one.statement.high)],
+            "interval": one.interval and {"mean": one.interval.mean, "low": bound(one.interval.low),
+                                          "high": bound(one.interval.high), "seeds": one.interval.n},
+            "verdict": one.verdict,
+        }
+        for one in judged.statements
+    ]  # fmt: skip
+    claim = judged.claim
+    named = {"claim": claim.text, "source": claim.source, "paper": claim.reported, "verdict": judged.verdict}
+    return {**named, "reason": judged.reason, "statements": statements}
+
+
+def as_markdown(result: Reproduction) -> str:
+    plan, design = result.plan, result.plan.design
+    lines = [f"# {design.title}", "", f"Scale {plan.scale.name}: {plan.scale.summary}.", ""]
+    lines += [f"- {change}" for change in plan.changes()] + [""]
+    for title, table in result.tables():
+        lines += [f"## {title}", "", *_markdown(table), ""]
+    lines += ["## Claims", "", *_markdown(result.claims_table()), "", RULE, ""]
+    return "\n".join(lines)
+
+
+def _markdown(table: Table) -> list[str]:
+    headings, cells = table
+    rows = [headings, ["---"] * len(headings), *cells]
+    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
