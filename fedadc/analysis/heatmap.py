@@ -57,7 +57,8 @@ def draw_heat_map(map: HeatMap, path: Path) -> None:
             color = "white" if dark else "#9ca3af" if isinstance(cell, str) else "#111827"
             axes.text(column, row, shown, ha="center", va="center", fontsize=8, color=color)
     row, column = map.best
-    axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, ec=OUTLINE, lw=2.5, clip_on=False))
+    outline: dict[str, Any] = {"fill": False, "ec": OUTLINE, "lw": 2.5, "zorder": 5}  # above the lines between cells
+    axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **outline))
     slanted = _longest(map.x_ticks) > 8
     turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
     axes.set_xticks(range(columns), [_tick(t) for t in map.x_ticks], **turned)

@@ -30,7 +30,7 @@ def sweep_summary(result: SweepResult, as_json: bool) -> None:
     else:
         _choice(result, result.best)
     say(f"runs:  {result.out}\nall trials:  {result.out / TRIALS}\nchoice:  {result.out / CHOICE}")
-    if result.best is not None:
+    if (result.out / HEATMAP).exists():
         say(f"heat map:  {result.out / HEATMAP}")
 
 

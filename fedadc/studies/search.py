@@ -33,9 +33,7 @@ def require_optuna() -> None:
     """Import Optuna; if it is absent, say how to get it."""
     try:
         with _quiet():
-            import optuna
-
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            import optuna  # noqa: F401
     except ImportError:
         raise FedadcError(
             "samplers other than grid, and pruners, need Optuna; install it with `pip install 'fedadc[sweep]'`."
@@ -134,9 +132,14 @@ def _study(space: Sequence[Dimension], trials: Sequence[SweepTrial], maximize: b
     import optuna
     from optuna.trial import TrialState, create_trial
 
-    study = optuna.create_study(
-        study_name=STUDY, direction="maximize" if maximize else "minimize", pruner=optuna.pruners.NopPruner()
-    )
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would announce every study
+    try:
+        study = optuna.create_study(
+            study_name=STUDY, direction="maximize" if maximize else "minimize", pruner=optuna.pruners.NopPruner()
+        )
+    finally:
+        optuna.logging.set_verbosity(verbosity)
     states = {"finished": TrialState.COMPLETE, "running": TrialState.RUNNING}
     distributions = _distributions(space)
     for trial in trials:

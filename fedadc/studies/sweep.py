@@ -11,7 +11,7 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ class _Search:
     ) -> None:
         self.plan, self.folder, self.jobs, self.data_dir = plan, folder, jobs, data_dir
         self.watch, self.notes = watch, notes
-        self.trials = read_trials(folder, plan.space)
+        self.first_of: dict[str, int] = {}  # settings -> the first trial that has them
+        self._know(read_trials(folder, plan.space))
         self.runs_before = self._runs_ended()
         self.began = time.monotonic()
         if self.runs_before:
@@ -191,7 +192,7 @@ class _Search:
 
     def _train(self, trials: Sequence[SweepTrial], until: int | None) -> set[int]:
         """Train the runs of these trials; returns the numbers of those that diverged."""
-        jobs = {path: Job(label, config, path, until) for t in trials for label, config, path in self._runs(t)}
+        jobs = {job.path: job for trial in trials for job in self._jobs(trial, until)}
         ended = self._runs_ended()
 
         def watch(progress: Progress) -> None:
@@ -203,7 +204,7 @@ class _Search:
         )
         require_none_failed(outcomes)
         bad = {outcome.job.path for outcome in outcomes if outcome.status == "diverged"}
-        return {t.trial for t in trials if any(path in bad for _, _, path in self._runs(t))}
+        return {trial.trial for trial in trials if bad & set(self._paths(trial))}
 
     def _over_all(self, progress: Progress, ended: int, to_end: bool) -> Progress:
         """The progress of a batch as that of the sweep. The time that is left is that of trials that are not pruned."""
@@ -214,16 +215,20 @@ class _Search:
         pace = (time.monotonic() - self.began) / trained if trained > 0 and progress.seconds_left is not None else None
         return replace(whole, seconds_left=None if pace is None else pace * (whole.runs - whole.share))
 
-    def _runs(self, trial: SweepTrial) -> Iterable[tuple[str, Config, Path]]:
-        """Label, config and run directory of a trial with each seed. Equal trials share their runs."""
-        first = next(t for t in self.trials if t.settings == trial.settings)
-        for seed in self.plan.sweep.seeds:
-            label = f"trial {trial.trial}" + f", seed {seed}" * (len(self.plan.sweep.seeds) > 1)
-            path = self.folder / f"trial-{first.trial:04d}" / f"seed{seed}"
-            yield label, self.plan.config(trial.settings, seed), path
+    def _jobs(self, trial: SweepTrial, until: int | None) -> Iterator[Job]:
+        """The runs of a trial: one for each seed."""
+        seeds = self.plan.sweep.seeds
+        for seed, path in zip(seeds, self._paths(trial), strict=True):
+            label = f"trial {trial.trial}" + f", seed {seed}" * (len(seeds) > 1)
+            yield Job(label, self.plan.config(trial.settings, seed), path, until)
+
+    def _paths(self, trial: SweepTrial) -> list[Path]:
+        """The run directories of a trial. Trials of equal settings share them."""
+        first = self.first_of[json.dumps(trial.settings)]
+        return [self.folder / f"trial-{first:04d}" / f"seed{seed}" for seed in self.plan.sweep.seeds]
 
     def _read(self, trial: SweepTrial) -> list[RecordedRun]:
-        return [read_run(path) for _, _, path in self._runs(trial)]
+        return [read_run(path) for path in self._paths(trial)]
 
     def _at_rung(self, trial: SweepTrial, rung: int) -> float:
         """The mean over seeds of the last evaluated value; a run may be farther if its settings were tried before."""
@@ -247,7 +252,12 @@ class _Search:
 
     def _save(self, trials: list[SweepTrial]) -> None:
         write_trials(self.folder, trials)
+        self._know(trials)
+
+    def _know(self, trials: list[SweepTrial]) -> None:
         self.trials = trials
+        for trial in trials:
+            self.first_of.setdefault(json.dumps(trial.settings), trial.trial)
 
 
 def _result(plan: SweepPlan, trials: list[SweepTrial], folder: Path) -> SweepResult:

@@ -164,7 +164,7 @@ def test_tpe_repeats_after_many_kills(tmp_path: Path, pruner: str) -> None:
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-def test_equal_settings_share_their_runs(tmp_path: Path) -> None:
+def test_equal_settings_share_their_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = fedadc.sweep(
         {**SMALL, "rounds": 1}, {"method.beta": [0.1, 0.9]}, sampler="random", trials=5, out=tmp_path / "out"
     )
@@ -173,6 +173,7 @@ def test_equal_settings_share_their_runs(tmp_path: Path) -> None:
     folders = {f"trial-{values.index(beta):04d}" for beta in (0.1, 0.9)}
     assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == folders
     assert len({(t.settings["method.beta"], t.score) for t in result.trials}) == 2
+    assert capfd.readouterr() == ("", "")  # neither we nor Optuna print
 
 
 # --- files and the command line --------------------------------------------------------------------------------------
