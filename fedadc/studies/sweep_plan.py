@@ -16,6 +16,8 @@ from fedadc.config.settings import TABLES, Config, parse_config, require_no_stud
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.fields.settings import Settings
+from fedadc.runs.record import load_config
+from fedadc.runs.seal import code_of_run, is_run
 from fedadc.studies.choosing import require_measured
 from fedadc.studies.search import FACTOR, PRUNERS, SAMPLERS, require_optuna
 from fedadc.studies.space import (
@@ -146,22 +148,27 @@ def read_sweep(
 def _read(source: Config | Mapping[str, Any] | str | Path, notes: Notes) -> tuple[Sweep, dict[str, Any], UserCode]:
     """The settings of a sweep, the config that it changes, and the user code beside this."""
     if isinstance(source, Config):
-        return Sweep(), source.tree(), source.code or UserCode(source.folder, notes)
-    require(
-        isinstance(source, Mapping | str | Path), f"a sweep must be a file, a mapping or a Config, not {source!r:.60}."
-    )
+        config = load_config(source)
+        return Sweep(), config.tree(), config.code or UserCode(config.folder, notes)
+    valid = isinstance(source, Mapping | str | Path)
+    require(valid, f"a sweep must be a file, a mapping or a Config, not {source!r:.60}.")
     tree = dict(source) if isinstance(source, Mapping) else read_yaml(Path(source))
     folder = Path.cwd() if isinstance(source, Mapping) else Path(source).resolve().parent
-    name = "this" if isinstance(source, Mapping) else str(source)
-    require_no_study(tree, name, "experiment")
+    require_no_study(tree, "this" if isinstance(source, Mapping) else str(source), "experiment")
     if "rounds" in tree or "search" not in tree:
-        return Sweep(), tree, UserCode(folder, notes)
+        return Sweep(), tree, _code(folder, tree, notes)
     sweep = Schema(TABLES, UserCode(folder, notes)).build(Sweep, tree)
     require((sweep.config is None) != (sweep.base is None), "a sweep needs either config (a file) or base (its keys).")
     if sweep.config is None:
         return sweep, sweep.base or {}, UserCode(folder, notes)
     file = folder / sweep.config
-    return sweep, read_yaml(file), UserCode(file.resolve().parent, notes)
+    tree = read_yaml(file)
+    return sweep, tree, _code(file.resolve().parent, tree, notes)
+
+
+def _code(folder: Path, tree: Mapping[str, Any], notes: Notes) -> UserCode:
+    """The user code beside a config. In a run directory it is only loaded if it is as the run has sealed it."""
+    return code_of_run(folder, tree, notes) if is_run(folder) else UserCode(folder, notes)
 
 
 def _checked_config(plan: SweepPlan, point: Point) -> Config:

@@ -144,9 +144,9 @@ def test_a_low_loss_is_not_pruned_where_low_is_better() -> None:
 
 
 def of_grid(score: Callable[[int, int], float], size: int = 5) -> tuple[list[Dimension], list[SweepTrial]]:
-    space = read_space({"a": list(range(size)), "b": list(range(size))})
+    space = read_space({"a": list(range(size)), "b": list(range(size)), "fixed": [7]})
     points = [(a, b) for a in range(size) for b in range(size)]
-    return space, [finished({"a": a, "b": b}, n, score(a, b)) for n, (a, b) in enumerate(points)]
+    return space, [finished({"a": a, "b": b, "fixed": 7}, n, score(a, b)) for n, (a, b) in enumerate(points)]
 
 
 def test_the_key_on_which_the_score_depends_is_important() -> None:

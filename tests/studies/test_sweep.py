@@ -342,6 +342,29 @@ def test_changed_user_code_is_another_sweep(tmp_path: Path) -> None:
         fedadc.sweep(config, {"local.lr": [0.1]}, out=out)
 
 
+def test_code_beside_the_config_of_a_strangers_run_is_not_loaded(tmp_path: Path) -> None:
+    fedadc.run({**SMALL, "rounds": 1}, out=tmp_path / "run")
+    (tmp_path / "run/evil.py").write_text("raise SystemExit('loaded')\n")
+    with pytest.raises(FedadcError, match=r"the user code evil:Method .* is not loaded"):
+        fedadc.sweep(tmp_path / "run/config.yaml", {"method": ["fedavg", "evil:Method"]}, out=tmp_path / "out")
+
+
+def test_a_config_of_python_can_be_swept(tmp_path: Path) -> None:
+    config = fedadc.load_config({**SMALL, "rounds": 1})
+    plan = read_sweep(config, {"method": ["fedavg", "fedadc+"]}, {}, print)
+    assert [type(plan.config(point, 3).objective).__name__ for point in plan.points] == [
+        "CrossEntropy",
+        "SelfConfidence",
+    ]
+    assert plan.config(plan.points[0], 3).seed == 3
+
+
+def test_the_shipped_sweep_is_valid() -> None:
+    plan = read_sweep(Path(__file__).parents[2] / "experiments/sweep-digits.yaml", {}, {}, print)
+    assert (plan.trials, plan.batch, plan.rungs, plan.sweep.seeds) == (24, 4, [10, 20, 30], [0, 1])
+    assert plan.config({"local.lr": 0.1, "method.beta": 0.5, "local.steps": 4}, 0).rounds == 40
+
+
 def test_a_run_that_fails_is_named_and_the_others_are_trained(tmp_path: Path) -> None:
     code = "import fedadc\nclass Buggy(fedadc.methods.FedAvg):\n  def update(self, theta, server, mean, info):\n"
     (tmp_path / "buggy.py").write_text(code + "    raise ValueError('oops')\n")
