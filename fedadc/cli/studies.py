@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Jobs, Json
+from fedadc.cli.options import DataDir, Jobs, Json, Trust
 
 Searches = Annotated[
     list[str] | None,
@@ -41,6 +41,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/FILE-sweep).")] = None,
     jobs: Jobs = None,
     data_dir: DataDir = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Try many settings of a config and choose the best by validation data. A sweep that was stopped goes on."""
@@ -58,7 +59,7 @@ def sweep(
     with progress_of_queue() as watch:
         result = run_sweep(
             source, searches, sampler=sampler, pruner=pruner, trials=trials, batch=batch, seed=seed,
-            choose_by=choose_by, out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note, **numbers,
+            choose_by=choose_by, out=out, jobs=jobs, data_dir=data_dir, trust=trust, watch=watch, notes=note, **numbers,
         )  # fmt: skip
     sweep_summary(result, json)
 

@@ -98,6 +98,7 @@ def sweep(
     out: str | Path | None = None,
     jobs: int | None = None,
     data_dir: str | Path | None = None,
+    trust: bool = False,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> SweepResult:
@@ -111,7 +112,7 @@ def sweep(
         "sampler": sampler, "pruner": pruner, "trials": trials, "batch": batch, "seed": seed, "choose_by": choose_by,
         "rungs": None if rungs is None else list(rungs), "seeds": None if seeds is None else list(seeds),
     }  # fmt: skip
-    plan = read_sweep(source, search or {}, {k: v for k, v in given.items() if v is not None}, notes)
+    plan = read_sweep(source, search or {}, {k: v for k, v in given.items() if v is not None}, notes, trust)
     data_folder = None if data_dir is None else Path(data_dir)
     check_with_data(plan, data_folder)
     folder = _default_folder(source) if out is None else Path(out)

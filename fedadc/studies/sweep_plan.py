@@ -122,9 +122,10 @@ def read_sweep(
     search: Mapping[str, Any],
     changes: Mapping[str, Any],
     notes: Notes,
+    trust: bool = False,
 ) -> SweepPlan:
     """The plan of a sweep from its file, or from a config and what to search; `changes` replace settings."""
-    sweep, tree, code = _read(source, notes)
+    sweep, tree, code = _read(source, notes, trust)
     sweep = replace(sweep, search={**sweep.search, **search}, **changes)
     space = read_space(sweep.search)
     sampler = sweep.sampler or ("tpe" if any(isinstance(d, ValueRange) for d in space) else "grid")
@@ -145,7 +146,9 @@ def read_sweep(
     return replace(plan, sweep=replace(plan.sweep, trials=trials, batch=batch, rungs=rungs), rounds=rounds)
 
 
-def _read(source: Config | Mapping[str, Any] | str | Path, notes: Notes) -> tuple[Sweep, dict[str, Any], UserCode]:
+def _read(
+    source: Config | Mapping[str, Any] | str | Path, notes: Notes, trust: bool
+) -> tuple[Sweep, dict[str, Any], UserCode]:
     """The settings of a sweep, the config that it changes, and the user code beside this."""
     if isinstance(source, Config):
         config = load_config(source)
@@ -156,19 +159,19 @@ def _read(source: Config | Mapping[str, Any] | str | Path, notes: Notes) -> tupl
     folder = Path.cwd() if isinstance(source, Mapping) else Path(source).resolve().parent
     require_no_study(tree, "this" if isinstance(source, Mapping) else str(source), "experiment")
     if "rounds" in tree or "search" not in tree:
-        return Sweep(), tree, _code(folder, tree, notes)
+        return Sweep(), tree, _code(folder, tree, notes, trust)
     sweep = Schema(TABLES, UserCode(folder, notes)).build(Sweep, tree)
     require((sweep.config is None) != (sweep.base is None), "a sweep needs either config (a file) or base (its keys).")
     if sweep.config is None:
         return sweep, sweep.base or {}, UserCode(folder, notes)
     file = folder / sweep.config
     tree = read_yaml(file)
-    return sweep, tree, _code(file.resolve().parent, tree, notes)
+    return sweep, tree, _code(file.resolve().parent, tree, notes, trust)
 
 
-def _code(folder: Path, tree: Mapping[str, Any], notes: Notes) -> UserCode:
-    """The user code beside a config. In a run directory it is only loaded if it is as the run has sealed it."""
-    return code_of_run(folder, tree, notes) if is_run(folder) else UserCode(folder, notes)
+def _code(folder: Path, tree: Mapping[str, Any], notes: Notes, trust: bool) -> UserCode:
+    """The user code beside a config. In a run directory it is only loaded if it is as sealed, or with `trust`."""
+    return code_of_run(folder, tree, notes, trust) if is_run(folder) else UserCode(folder, notes)
 
 
 def _checked_config(plan: SweepPlan, point: Point) -> Config:

@@ -347,6 +347,10 @@ def test_code_beside_the_config_of_a_strangers_run_is_not_loaded(tmp_path: Path)
     (tmp_path / "run/evil.py").write_text("raise SystemExit('loaded')\n")
     with pytest.raises(FedadcError, match=r"the user code evil:Method .* is not loaded"):
         fedadc.sweep(tmp_path / "run/config.yaml", {"method": ["fedavg", "evil:Method"]}, out=tmp_path / "out")
+    (tmp_path / "run/config.yaml").rename(tmp_path / "config.yaml")  # to a folder of one's own
+    (tmp_path / "run/evil.py").rename(tmp_path / "evil.py")
+    with pytest.raises(SystemExit, match="loaded"):
+        fedadc.sweep(tmp_path / "config.yaml", {"method": ["fedavg", "evil:Method"]}, out=tmp_path / "out")
 
 
 def test_a_config_of_python_can_be_swept(tmp_path: Path) -> None:
