@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from fedadc.runs.runner import run as run
     from fedadc.studies.demo import demo as demo
     from fedadc.studies.experiment import experiment as experiment
+    from fedadc.studies.reproduce import reproduce as reproduce
     from fedadc.studies.sweep import sweep as sweep
     from fedadc.views.local_work import LocalWork as LocalWork
 
@@ -76,6 +77,7 @@ _HOME = {
     "analysis.comparison": ("compare",),
     "studies.demo": ("demo",),
     "studies.experiment": ("experiment",),
+    "studies.reproduce": ("reproduce",),
     "studies.sweep": ("sweep",),
     "analysis.label_counts": ("label_counts",),
     "config.catalog": ("catalog",),

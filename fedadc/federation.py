@@ -114,6 +114,7 @@ class Federation:
         self.agreement = agree(
             model, self.data.spec, server, work=local or LocalWork(), augment=augment or Augment(), uplink=links.uplink,
             seed=seed, channels_last=channels_last, device=resolve_device(str(device)), samples=self.data.train,
+            drift=self.evaluation.drift,
         )  # fmt: skip
         self.coordinator = Coordinator(
             self.agreement, self._roster(), cohort=cohort, selection=selection, weighting=weighting, faults=faults,

@@ -80,8 +80,9 @@ def serve_rounds(head: dict[str, Any], source: IO[bytes], sink: IO[bytes]) -> No
             assert frame is not None
             yield frame[1]
 
-    *_, last = train(coordinator, Remote(agreement, exchange).run, config.rounds, coordinator.start())
-    state, seen = last.state, {"up": last.bytes_up, "down": last.bytes_down, "loss": last.train_loss}
+    rounds = list(train(coordinator, Remote(agreement, exchange).run, config.rounds, coordinator.start()))
+    last, state = rounds[-1], rounds[-1].state
+    seen = {"up": last.bytes_up, "down": last.bytes_down, "loss": last.train_loss, "drift": [r.metrics for r in rounds]}
     counted = {client: state.clients.counted(client) for client in state.clients}
     write_frame(sink, {**seen, "counted": counted}, to_safetensors({"theta": state.theta, **state.server}))
 

@@ -40,6 +40,7 @@ TWINS = {
     "compare": fedadc.compare,
     "experiment": fedadc.experiment,
     "sweep": fedadc.sweep,
+    "reproduce": fedadc.reproduce,
     "evaluate": fedadc.evaluate,
     "personalize": fedadc.personalize,
     "list": fedadc.catalog,
@@ -91,11 +92,9 @@ def test_twins_print_nothing(folder: Path, tmp_path: Path) -> None:
     assert counts.counts.shape == (5, 10) and counts.counts.sum() == counts.parts["train"]
     again = fedadc.resume(runs[1])
     assert again.state.round == 3
-    seen: list[tuple[int, str]] = []
-    result = fedadc.experiment(
-        folder / "experiment.yaml", out=tmp_path / "x", jobs=1, watch=lambda n, label, record: seen.append((n, label))
-    )
-    assert seen == [(2, ""), (2, "FedAvg"), (2, "FedAvg")]
+    seen: list[Any] = []
+    result = fedadc.experiment(folder / "experiment.yaml", out=tmp_path / "x", jobs=1, watch=seen.append)
+    assert (seen[0].ended, seen[-1].ended, seen[-1].runs) == (0, 2, 2)
     assert result.comparison is not None and len(result.choices) == 1 and (tmp_path / "x/convergence.png").exists()
 
 

@@ -39,7 +39,7 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
     "fedadc_double": {"checkpoint": {"every": 2}, "evaluate": {"every": 1, "overlap": True}},
     "fedavgm": {"checkpoint": {"every": 2}, **FAULTY},
     "feddyn": {**IN_FILES, **FAULTY},
-    "scaffold": {**IN_FILES, "checkpoint": {"every": 2}},
+    "scaffold": {**IN_FILES, "checkpoint": {"every": 2}, "evaluate": {"every": 5, "drift": True}},
     "moon": {**CONTRASTING, **IN_FILES},
     "scaffold/moon": {"method": "scaffold", "objective": {"name": "model_contrast"}, **CONTRASTING, **FAULTY},
     "feddyn/fedgkd": {"method": "feddyn", "objective": {"name": "global_distillation"}, "checkpoint": {"every": 2}},
@@ -49,7 +49,8 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
         "ensembles": {"swa": {"start": 3}, "ema": {}, "lookahead": {}},
         "communication": {"downlink": {"name": "broadcast", "absent": 0.2}, "uplink": {"name": "top_k", "share": 0.2}},
         "clock": {"down": {"name": "lognormal", "median": 1e4, "sigma": 1.0}},
-        "cohort": {"size": 6, "selection": "covering"},
+        "cohort": {"size": 10, "selection": "covering", "weighting": "samples"},
+        "evaluate": {"every": 5, "drift": True},
         **FAULTY,
     },
     "scaffold/overlap": {

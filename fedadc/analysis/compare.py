@@ -82,7 +82,7 @@ def summarize(
     )
     if target is None:
         best = better(statistics.mean(f) for f in finals.values())
-        target = math.floor(90 * best) / 100 if higher_is_better(metric) else math.ceil(110 * best) / 100
+        target = _near(best, higher_is_better(metric))
     progress = {label: [positions(r, x) for r in members] for label, members in groups.items()}
     rows = []
     for label, members in groups.items():
@@ -242,7 +242,14 @@ def _first_round(run: RecordedRun, metric: str, target: float) -> int | None:
 
 
 def higher_is_better(metric: str) -> bool:
-    return not metric.endswith("loss")
+    return not metric.endswith(("loss", "drift_distance", "drift_spread"))
+
+
+def _near(best: float, higher: bool) -> float:
+    """A target for all runs: a tenth worse than the best, to two decimals, or two digits where that is finer."""
+    finer = 10.0 ** max(0, -1 - math.floor(math.log10(abs(best)))) if best else 1.0
+    tenths = 90 if higher == (best > 0) else 110  # a tenth below a negative cosine is further from zero
+    return (math.floor if higher else math.ceil)(tenths * best * finer) / (100 * finer)
 
 
 def _per_client(runs: Sequence[RecordedRun], key: str) -> int:

@@ -40,7 +40,9 @@ def plot(
     figure = Figure(figsize=(9.5 if crowded else 7.5, (5.5 if crowded else 4.5) + room), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    styles = {label: (COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]) for i, label in enumerate(groups)}
+    styles = {
+        label: (COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]) for i, label in enumerate(groups)
+    }
     _draw(axes, groups, metric, x, styles, shaded=not crowded)
     if legend_below:
         figure.legend(frameon=False, loc="outside lower left", fontsize=8, ncols=2)
@@ -76,7 +78,9 @@ def plot_panels(
             _draw(axes, groups, metric, x, styles, len(metrics) == 1 and len(labels) <= 4, suffix)
         axes.set_ylabel("test accuracy (%)")
         axes.set_title(escape_dollars(name), loc="left", fontsize=9)
-    handles = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(handles.values(), handles, frameon=False, loc="outside lower left", fontsize=8, ncols=2 * columns)
     save_png(figure, path)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedadc.cli import configs, data, results, studies, training
+from fedadc.cli import configs, data, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
 from fedadc.errors import BUG, FedadcError, explained
 
@@ -45,6 +45,7 @@ app.command()(training.demo)
 app.command()(results.compare)
 app.command()(training.experiment)
 app.command()(studies.sweep)
+app.command()(reproduction.reproduce)
 app.command()(results.evaluate)
 app.command()(results.personalize)
 app.command("list")(configs.list_table)

@@ -216,6 +216,21 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
+def progress_of_calibration() -> Iterator[Callable[[int, int], None]]:
+    """A callback for the number of calibrations done, and of all."""
+    bars: list[_Lines | _Bar] = []
+    with ExitStack() as shown:
+
+        def watch(done: int, total: int) -> None:
+            if not bars:
+                bars.append(shown.enter_context(_bar(total, "calibrations")))
+            if done:
+                bars[0].advance("measuring", {})
+
+        yield watch
+
+
+@contextmanager
 def progress_of_clients() -> Iterator[Callable[[str, int], None]]:
     """A callback for every personalized client; each run has its own bar, one after another."""
     bars: dict[str, _Lines | _Bar] = {}
@@ -252,6 +267,17 @@ def progress_of_download() -> Iterator[Callable[[str, int, int], None] | None]:
             progress.update(tasks[what], completed=done)
 
         yield update
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """A table whose cells are wrapped where the window is narrow. Columns of numbers are aligned to the right."""
+    table = Table(title=title or None, title_justify="left", caption=Text(caption), caption_justify="left")
+    for index, heading in enumerate(headings):
+        numbers = all(row[index][:1] in "0123456789+-–−" for row in rows)
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    out.print(table)
 
 
 def choices_table(choices: Sequence[Choice], choose_by: str) -> None:

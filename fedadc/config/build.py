@@ -116,6 +116,7 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
             channels_last=model.channels_last,
             device=device,
             samples=samples,
+            drift=config.evaluate.drift,
         )
     _load_weights(config, agreement)
     return agreement

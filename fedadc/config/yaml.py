@@ -119,6 +119,13 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     return _set_value(tree, key.split("."), value, key)
 
 
+def with_values(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with the values of several `key.sub` replaced."""
+    for key, value in values.items():
+        tree = with_value(tree, key, value)
+    return dict(tree)
+
+
 def overlay(tree: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with a fragment merged over it: a node with a name is replaced as a whole, other nodes key by key."""
     result = dict(tree)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import pickle
 import signal
-import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadc.communication.ledger import Bytes
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
 from fedadc.engines.simulated import SimulatedClients
@@ -24,8 +21,9 @@ from fedadc.errors import FedadcError, explained, one_line, same_kind
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
+from fedadc.system.memory import give_memory_back
 from fedadc.system.user_code import UserModule, provide_modules
-from fedadc.training.aggregate import added
+from fedadc.training.aggregate import Facts, added
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 EVALUATED = "evaluated"  # the published model that is evaluated
@@ -60,7 +58,7 @@ class TrainingAnswer(NamedTuple):
     slot: int
     sum: Parcel
     states: list[Parcel]  # of each client
-    facts: list[tuple[int, float, float, Bytes, bool]]  # client, weight, loss, bytes, finite; of each client
+    facts: list[Facts]  # of each client
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class _Worker:
             if report.finite:
                 total = part.sum if len(job.clients) == 1 else added(total, part.sum)
             states.append(report.state or {} if report.finite else {})
-            facts.append((client, weight, report.loss, report.sent, report.finite))
+            facts.append(report.facts)
         where, *kept = self.slots.put(job.slot, total, *states)
         return TrainingAnswer(job.slot, where, kept, facts)
 
@@ -143,7 +141,7 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
             pipe.send(READY)
         while True:
             if not pipe.poll(IDLE):
-                _give_memory_back()
+                give_memory_back()
             try:
                 job: Any = pipe.recv()
             except (EOFError, OSError):  # the parent is gone
@@ -157,13 +155,6 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
                 answer = Failure(worker.doing, sent, traceback.format_exc())
             with suppress(OSError):
                 pipe.send(answer)
-
-
-def _give_memory_back() -> None:
-    """An idle worker returns free memory, which it otherwise keeps (`processes.KEEP_MEMORY`); glibc only."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:

@@ -25,7 +25,7 @@ from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounte
 from fedadc.models.vectors import State, Vector
 from fedadc.system.processes import start_process_server
 from fedadc.system.user_code import loaded_modules
-from fedadc.training.aggregate import ClientReport, PartialSum
+from fedadc.training.aggregate import ClientReport, PartialSum, room_for_sum
 from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
@@ -46,7 +46,7 @@ class Workers:
         self.agreement, self.counter, self.workers = agreement, counter, count
         theta = agreement.model.theta.cpu()
         kept = agreement.client_state(theta)
-        uploads = {f"upload {n}": theta for n in range(1 + len(agreement.method.tracked))}
+        uploads = {f"sum {name}": vector for name, vector in room_for_sum(agreement, theta).items()}
         self._stateful = bool(kept)
         self._data = data
         self._slots = Slots(2 * count + 2, layout_of({**uploads, **kept})[1])

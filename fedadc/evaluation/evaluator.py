@@ -118,7 +118,7 @@ class Evaluator:
         if not due or not self.counter.splits:
             return lambda: result
         metrics = self.start(result.state)
-        return lambda: replace(result, metrics=metrics())
+        return lambda: replace(result, metrics={**metrics(), **result.metrics})
 
 
 def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:

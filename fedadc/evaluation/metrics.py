@@ -32,6 +32,7 @@ class Evaluation(Settings):
     metrics: tuple[str, ...] = ()  # in addition to accuracy and loss: top5, macro_f1, per_class
     batch_size: int = 500
     overlap: bool = False  # evaluate on idle workers during the next round; records are written one round later
+    drift: bool = False  # measure in every round how far the clients drift from the global model and from each other
 
     def __post_init__(self) -> None:
         super().__post_init__()

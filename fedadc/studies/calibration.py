@@ -23,7 +23,7 @@ from fedadc.evaluation.metrics import EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
 from fedadc.studies.workload import Message
 from fedadc.system.determinism import deterministic
-from fedadc.system.memory import forget_peak, peak_memory
+from fedadc.system.memory import forget_peak, give_memory_back, peak_memory
 from fedadc.training.aggregate import OrderedMean, PartialSum, received
 from fedadc.training.local import local_update
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -33,7 +33,7 @@ ENOUGH = 0.15  # seconds over which a short part is repeated
 LONG = 1.0  # seconds; a part that takes longer is not repeated
 FEW = 4  # samples on which FLOPs are counted, and FLOPs per sample do not depend on their number
 SMALL_BATCH = 16  # samples of the first evaluation
-STEPS = (2, 6)  # the lengths of two visits; their difference is the time of a step
+STEPS = (2, 6)  # the lengths of two visits, from which the time of a step follows
 LR = 1e-3  # it changes no cost, and a config's own may diverge on random samples
 
 
@@ -157,17 +157,17 @@ def _flops_of_visits(bench: Bench, few: int) -> Flops:
 def _training(bench: Bench, teacher: float) -> tuple[float, float, float]:
     """Seconds of a visit, a step and a sample; `teacher` are those of a sample that a frozen teacher sees."""
     size = min(bench.agreement.work.batch_size, len(bench.data.train))
-    whole = seconds_of(partial(bench.visit, size, size, 1))
-    if whole > LONG:
-        visit, step = 0.0, max(0.0, whole - size * teacher)
-    else:
-        short, long = (seconds_of(partial(bench.visit, size, size, steps)) for steps in STEPS)
-        step = max(long - short, 0.0) / (STEPS[1] - STEPS[0])
-        visit = max(0.0, short - STEPS[0] * step - size * teacher)
-    part, steps = max(1, size // 4), 1 if whole > LONG else STEPS[1]
+    one = seconds_of(partial(bench.visit, size, size, 1))
+    few, many = STEPS if one * STEPS[1] < LONG else (1, 1 if one > LONG else 2)
+    short = one if few == 1 else seconds_of(partial(bench.visit, size, size, few))
+    step = max(0.0, short - size * teacher)
+    if many > few:
+        step = max(0.0, seconds_of(partial(bench.visit, size, size, many)) - short) / (many - few)
+    visit = max(0.0, short - few * step - size * teacher)
+    part = max(1, size // 4)
     if part == size:
         return visit, step, 0.0
-    smaller = (seconds_of(partial(bench.visit, part, part, steps)) - visit - part * teacher) / steps
+    smaller = (seconds_of(partial(bench.visit, part, part, many)) - visit - part * teacher) / many
     sample = min(max(0.0, step - smaller) / (size - part), step / size)
     return visit, step - size * sample, sample
 
@@ -178,14 +178,16 @@ def _evaluation(bench: Bench) -> tuple[float, float, int]:
     small = min(full, SMALL_BATCH)
     if not full:
         return 0.0, 0.0, so_far
-    forget_peak()
-    before = peak_memory()
     short = seconds_of(partial(bench.count, small))
-    if small == full or short * full / small > 1.5 * LONG:
-        return 0.0, short / small, max(so_far, before + (peak_memory() - before) * full // small)
+    if small == full:
+        return 0.0, short / full, so_far
+    if short * full / small > 1.5 * LONG:
+        larger = min(full, 3 * small)
+        low, high = peak_of(partial(bench.count, small)), peak_of(partial(bench.count, larger))
+        return 0.0, short / small, max(so_far, high + (high - low) * (full - larger) // (larger - small))
     long = seconds_of(partial(bench.count, full))
     sample = min(max(0.0, long - short) / (full - small), long / full)
-    return long - full * sample, sample, max(so_far, peak_memory())
+    return long - full * sample, sample, so_far
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -202,6 +204,14 @@ def seconds_of(call: Callable[[], Any]) -> float:
         took = time.process_time() - began
         if took >= ENOUGH:
             return took / times
+
+
+def peak_of(call: Callable[[], Any]) -> int:
+    """The peak of memory during a call, where the system can tell it; else the peak so far."""
+    give_memory_back()  # or the call would find room in what is free, and its peak would not show
+    forget_peak()
+    call()
+    return peak_memory()
 
 
 def flops_of(call: Callable[[], Any]) -> float:

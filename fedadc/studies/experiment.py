@@ -226,12 +226,19 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
             hashes.add(name)
 
 
+# Settings that came after 0.3, with their defaults. They do not count in a hash, so folders keep their names.
+LATER_SETTINGS = {("evaluate", "drift"): False}
+
+
 def setting_hash(config: Config) -> str:
     """A short hash of a config and its user code, without its seed.
 
     It names folders, so a changed experiment never reuses old runs.
     """
     tree = {key: value for key, value in config.tree().items() if key != "seed"}
+    for (node, key), default in LATER_SETTINGS.items():
+        if tree[node].get(key) == default:
+            tree[node] = {k: v for k, v in tree[node].items() if k != key}
     text = json.dumps(tree, sort_keys=True, default=str)
     files = [config.folder / f"{module}.py" for module in sorted(set(re.findall(r'"(\w+):\w+"', text)))]
     code = [checksum(file.read_bytes()) for file in files if file.is_file()]

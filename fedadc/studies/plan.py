@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedadc.config.settings import Config
-from fedadc.config.yaml import overlay, with_value
+from fedadc.config.yaml import with_values
 from fedadc.errors import require, unknown
 from fedadc.runs.record import load_config
 from fedadc.studies.experiment import setting_hash
 from fedadc.studies.paper.design import Design, Grid, Panel, Row
 from fedadc.studies.paper.designs import DESIGNS
-from fedadc.studies.paper.scales import PAPER, SCALES, Scale
+from fedadc.studies.paper.scales import AS_PUBLISHED, SCALES, Scale
 from fedadc.studies.queue import Job
 
 TUNING_SEED = 1000  # of the runs that choose a setting: none of those in the result
@@ -44,11 +44,8 @@ class PlannedRow:
 
     def run(self, out: Path, setting: Setting, seed: int, tuning: bool = False) -> PlannedRun:
         """The run with one setting and one seed. To choose a setting, some of the training data is held out."""
-        tree = self.tree
-        for key, value in setting.items():
-            tree = with_value(tree, key, value)
-        if tuning:
-            tree = overlay(tree, {"data": {"validation": self.validation}})
+        held_out = {"data.validation": self.validation} if tuning else {}
+        tree = with_values(self.tree, {**setting, **held_out})
         config = load_config({**tree, "seed": seed})
         job = Job(self.row.label, config, out / ("tuning" if tuning else "runs") / folder_name(config))
         return PlannedRun(self, setting, seed, tuning, job)
@@ -70,7 +67,7 @@ def folder_name(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReproductionPlan:
     """A design, the scale, the seeds and the rows to train."""
 
     design: Design
@@ -103,12 +100,18 @@ class Plan:
                 chosen[row.key] = max(tried, key=lambda one: one[1])[0]
         return chosen
 
+    def title(self, panel: Panel) -> str:
+        """The title of a panel, with the data on which it is trained here."""
+        return f"{self.scale.tree(panel, panel.rows[0])['data']['name']}, {panel.title}"
+
     def changes(self) -> list[str]:
         """What differs from the published settings, line by line."""
         return list(dict.fromkeys(_changes(self)))
 
 
-def plan_of(name: str, scale: str | Scale, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> Plan:
+def plan_of(
+    name: str, scale: str | Scale, seeds: Sequence[int] | None = None, only: Sequence[str] = ()
+) -> ReproductionPlan:
     """The plan of a figure or table; `only` names the methods to train."""
     if name not in DESIGNS:
         raise unknown("figure or table", name, DESIGNS)
@@ -123,37 +126,38 @@ def plan_of(name: str, scale: str | Scale, seeds: Sequence[int] | None = None, o
     numbers = range(chosen.seeds_of(design)) if seeds is None else seeds
     require(len(numbers) > 0, "seeds must name at least one seed.")
     require(len(set(numbers)) == len(numbers), f"seeds must not name a seed twice: {list(numbers)}.")
-    ordered = sorted(  # by importance: the first row of every panel, then the second
-        ((index, panel, row) for panel in design.panels for index, row in enumerate(panel.rows)), key=lambda entry: entry[0]
-    )
+    entries = [(index, panel, row) for panel in design.panels for index, row in enumerate(panel.rows)]
+    ordered = sorted(entries, key=lambda entry: entry[0])  # by importance: first rows of all panels, then second ones
     rows = tuple(
         PlannedRow(panel, row, chosen.tree(panel, row), row.grids.get(chosen.grids, {}), chosen.validation)
         for _, panel, row in ordered
         if row.label in wanted
     )
     left_out = tuple((panel.name, row.label) for _, panel, row in ordered if row.label not in wanted)
-    return Plan(design, chosen, tuple(numbers), rows, left_out)
+    return ReproductionPlan(design, chosen, tuple(numbers), rows, left_out)
 
 
-def _changes(plan: Plan) -> Iterator[str]:
+def _changes(plan: ReproductionPlan) -> Iterator[str]:
     design, scale = plan.design, plan.scale
-    if scale.name == PAPER.name and len(plan.seeds) == design.seeds:
+    if scale.name == AS_PUBLISHED.name and len(plan.seeds) == design.seeds:
         return
     if len(plan.seeds) != design.seeds:
         yield f"seeds: {len(plan.seeds)} instead of {design.seeds}"
     for panel in design.panels:
-        published, here = (_leaves(of.tree(panel, Row("", {}))) for of in (PAPER, scale))
+        published, here = (_leaves(of.tree(panel, Row("", {}))) for of in (AS_PUBLISHED, scale))
         for key in {**published, **here}:
             if published.get(key) != here.get(key):
                 yield f"{key}: {_shown(here.get(key))} instead of {_shown(published.get(key))}"
     for row in plan.rows:
-        grid = row.row.grids.get(PAPER.name, {})
-        if scale.name == PAPER.name or grid == row.grid:
+        grid = row.row.grids.get(AS_PUBLISHED.name, {})
+        if scale.name == AS_PUBLISHED.name or grid == row.grid:
             continue
-        searched = ", ".join(f"{key} {_shown(values)}" for key, values in grid.items())
-        here = ", ".join(f"{key} {_shown(values)}" for key, values in row.grid.items())
-        fixed = ", ".join(f"{k} {v}" for k, v in row.row.settings.get(scale.name, {}).items()) or "its preset's settings"
-        yield f"{row.row.label}: {f'searches {here}' if here else fixed} instead of searching {searched}"
+        searched, instead = (
+            ", ".join(f"{key} {_shown(values)}" for key, values in of.items()) for of in (grid, row.grid)
+        )
+        fixed = ", ".join(f"{key} {value}" for key, value in row.row.settings.get(scale.name, {}).items())
+        used = f"searches {instead}" if instead else fixed or "the settings of its preset"
+        yield f"{row.row.label}: {used} instead of searching {searched}"
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -37,7 +37,7 @@ log = logging.getLogger("fedadc")
 THIS_MODULE = "fedadc.studies.queue"  # which the process server imports
 ATTEMPTS = 3  # to train a run whose process is killed
 PATIENCE = 10.0  # seconds that a process has to save its run and end
-LONG = 60.0  # estimated seconds of a run that may use several cores, if there are fewer runs than cores
+LONG_RUN = 60.0  # estimated seconds of a run that may use several cores, if there are fewer runs than cores
 INTERVAL = 0.2  # seconds between two messages of a process, and between two reports to `watch`
 
 Watcher = Callable[[Progress], None]
@@ -229,7 +229,7 @@ class _Queue:
     def _attempt(self, job: Job, number: int) -> _Attempt:
         start_process_server(THIS_MODULE)  # it may have been killed too
         at_once = min(self.slots, len(self._waiting) + len(self._running) + 1)
-        workers = cores() // at_once if job.cost >= LONG else 0  # else starting them would take longer
+        workers = cores() // at_once if job.cost >= LONG_RUN else 0  # else starting them would take longer
         ours, theirs = context().Pipe()
         request = _Request(job.config.tree(), job.config.folder, job.path, job.until, self.data_dir, workers)
         process = context().Process(target=_train, args=(theirs, request))  # type: ignore[attr-defined]

@@ -15,9 +15,9 @@ from fedadc.personal.personalize import personalize
 from fedadc.runs.record import RecordedRun, is_finished, read_run
 from fedadc.studies.estimate import Estimate, estimate
 from fedadc.studies.judge import judge, measure, personal_rows
-from fedadc.studies.paper.scales import PAPER, Scale
-from fedadc.studies.plan import Key, Plan, PlannedRow, PlannedRun, Setting, plan_of
-from fedadc.studies.queue import Outcome, Watcher, require_none_failed, train_jobs
+from fedadc.studies.paper.scales import AS_PUBLISHED, Scale
+from fedadc.studies.plan import Key, PlannedRow, PlannedRun, ReproductionPlan, Setting, plan_of
+from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
 from fedadc.system.files import folder_lock
 from fedadc.system.user_code import Notes
@@ -43,12 +43,14 @@ def reproduce(
 
     `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: what does not
     fit is not run, the least important last. `jobs` runs are trained at once in `out` (default: runs/reproduce/SCALE),
-    where all figures and tables of a scale share their runs; those that are finished are not trained again.
+    where all figures and tables of a scale share their runs; those that are finished are not trained again. Runs that
+    fail are in `failed` of the result.
     """
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     require(budget is None or budget > 0, f"budget must be a number of hours above 0, not {budget}.")
     data_folder = None if data_dir is None else Path(data_dir)
     _require_data(plan, data_folder)
+    notes(f"{plan.design.title}; scale {plan.scale.name}: {plan.scale.summary}")
     study = _Study(plan, _folder(plan, out), data_folder, jobs, watch, notes, budget and 3600 * budget)
     with folder_lock(study.out):
         study.estimate()
@@ -59,10 +61,10 @@ def reproduce(
         study.calibrate()
         results = study.results()
         rows = [study.row(row, chosen.get(row.key), results.get(row.key, {})) for row in plan.rows]
-        claims = [judge(claim, results, plan.scale.name == PAPER.name) for claim in plan.design.claims]
-        result = Reproduction(plan, rows, claims, scores, *study.seconds(), study.out)
+        claims = [judge(claim, results, plan.scale.name == AS_PUBLISHED.name) for claim in plan.design.claims]
+        failed = [outcome for _, outcome in study.outcomes if outcome.status == "failed"]
+        result = Reproduction(plan, rows, claims, scores, failed, *study.seconds(), study.out)
         write_reproduction(result, results)
-    require_none_failed([outcome for _, outcome in study.outcomes])
     return result
 
 
@@ -75,7 +77,7 @@ def dry_run(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
-) -> tuple[Plan, list[PlannedCost]]:
+) -> tuple[ReproductionPlan, list[PlannedCost]]:
     """What `reproduce` would train that is not finished yet, with an estimate of what it costs on this machine."""
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     study = _Study(plan, _folder(plan, out), None if data_dir is None else Path(data_dir))
@@ -90,11 +92,11 @@ def dry_run(
     return plan, costs
 
 
-def _folder(plan: Plan, out: str | Path | None) -> Path:
+def _folder(plan: ReproductionPlan, out: str | Path | None) -> Path:
     return Path("runs") / "reproduce" / plan.scale.name if out is None else Path(out)
 
 
-def _require_data(plan: Plan, data_dir: Path | None) -> None:
+def _require_data(plan: ReproductionPlan, data_dir: Path | None) -> None:
     """Check every panel with its data before anything is trained."""
     for panel in plan.design.panels:
         row = next((row for row in plan.rows if row.panel == panel), None)
@@ -109,7 +111,7 @@ def _require_data(plan: Plan, data_dir: Path | None) -> None:
 class _Study:
     """A reproduction that is under way."""
 
-    plan: Plan
+    plan: ReproductionPlan
     out: Path
     data_dir: Path | None = None
     jobs: int | None = None

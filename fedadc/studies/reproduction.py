@@ -15,7 +15,8 @@ from fedadc.runs.record import RecordedRun
 from fedadc.studies.estimate import Estimate
 from fedadc.studies.judge import JudgedClaim, JudgedStatement
 from fedadc.studies.paper.design import FINAL, GAIN, VIRTUAL, Claim
-from fedadc.studies.plan import Key, Plan, Setting
+from fedadc.studies.plan import Key, ReproductionPlan, Setting
+from fedadc.studies.queue import Outcome
 from fedadc.system.files import write_text
 from fedadc.system.version import __version__
 
@@ -71,10 +72,11 @@ class ReproducedRow:
 class Reproduction:
     """What `reproduce` returns. The folder `out` has the runs, a picture, the tables, and all figures as JSON."""
 
-    plan: Plan
+    plan: ReproductionPlan
     rows: list[ReproducedRow]
     claims: list[JudgedClaim]
     scores: Mapping[Key, Sequence[tuple[Setting, float | None]]]  # of every setting that was tried; None: diverged
+    failed: list[Outcome]
     estimated_seconds: float  # of the runs that were trained now
     seconds: float  # that they took
     out: Path
@@ -92,7 +94,7 @@ class Reproduction:
         for panel in self.plan.design.panels:
             rows = [row for row in self.rows if row.panel == panel.name]
             if rows:
-                yield panel.title, _table(rows, self.plan.design.measures)
+                yield self.plan.title(panel), _table(rows, self.plan.design.measures)
 
     def claims_table(self) -> Table:
         headings = ["claim", "paper", "ours", "verdict"]
@@ -171,13 +173,13 @@ def write_reproduction(result: Reproduction, runs: Mapping[Key, Mapping[int, Rec
     write_text(result.file("md"), as_markdown(result))
     design = result.plan.design
     drawn = {
-        panel.title: [run for row in panel.rows for run in runs.get((panel.name, row.label), {}).values()]
+        result.plan.title(panel): [run for row in panel.rows for run in runs.get((panel.name, row.label), {}).values()]
         for panel in design.panels
     }
     drawn = {title: found for title, found in drawn.items() if found}
     if drawn:
         metrics = [name for name in design.measures if name.endswith("_test_accuracy")]
-        title = f"{design.title} (scale {result.plan.scale.name})"
+        title = f"{design.title} ({result.plan.scale.name} scale)"
         plot_panels(drawn, result.file("png"), ["test_accuracy", *metrics], design.x, title)
 
 
@@ -196,6 +198,7 @@ def _as_dict(result: Reproduction) -> dict[str, Any]:
             {"panel": panel, "label": label, "settings": [{"setting": s, "validation_accuracy": v} for s, v in tried]}
             for (panel, label), tried in result.scores.items()
         ],
+        "failed": {str(outcome.job.path): outcome.message for outcome in result.failed},
         "estimated_seconds": result.estimated_seconds,
         "seconds": result.seconds,
     }

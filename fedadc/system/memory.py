@@ -1,7 +1,8 @@
-"""The memory of this process: its peak so far."""
+"""The memory of this process: its peak so far, and giving back what is free."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -25,3 +26,10 @@ def forget_peak() -> None:
     """Let the peak be what is in memory now, where the system can (Linux)."""
     with suppress(OSError):
         (PROCESS / "clear_refs").write_text("5")
+
+
+def give_memory_back() -> None:
+    """Return free memory to the system, which a process may otherwise keep (`processes.KEEP_MEMORY`); glibc only."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

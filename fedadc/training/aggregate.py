@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from fedadc.communication.ledger import Bytes
 from fedadc.errors import FedadcError, require
-from fedadc.models.vectors import State
+from fedadc.models.vectors import State, Vector
 from fedadc.training.agreement import Agreement
+from fedadc.training.drift import UNIT, ClientDrift, drift_of
 from fedadc.training.faults import all_finite
 from fedadc.training.messages import ClientResult
 
+Facts = tuple[int, float, float, Bytes, bool, ClientDrift | None]  # of a report, without the state
 BLOCK_LENGTH = 8  # part of the result's bits: an engine may add up whole blocks, never other groups
 
 
@@ -24,7 +26,12 @@ class ClientReport:
     loss: float
     sent: Bytes
     finite: bool  # upload and new state are finite; if not, neither takes effect
+    drift: ClientDrift | None = None  # of a finite update, with `evaluate.drift`
     state: State | None = None  # the client's new state, in a simulation; None: the client keeps it
+
+    @property
+    def facts(self) -> Facts:
+        return self.client, self.weight, self.loss, self.sent, self.finite, self.drift
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,16 @@ def received(agreement: Agreement, result: ClientResult, weight: float) -> Parti
     """What the server reads from a client's result: its upload, decoded and weighted, and a report."""
     upload = agreement.decoded(result.upload)
     finite = result.finite and all_finite(upload)
-    report = ClientReport(result.client, weight, result.loss, agreement.bytes_of(result.upload), finite, result.state)
-    return PartialSum(weighted(upload, weight, agreement.method.tracked) if finite else {}, (report,))
+    drift, unit = drift_of(result.distance, upload) if agreement.drift and finite else (None, {})
+    sent = agreement.bytes_of(result.upload)
+    report = ClientReport(result.client, weight, result.loss, sent, finite, drift, result.state)
+    return PartialSum({**weighted(upload, weight, agreement.method.tracked), **unit} if finite else {}, (report,))
+
+
+def room_for_sum(agreement: Agreement, theta: Vector) -> State:
+    """Vectors like those of a sum: delta, what is tracked, and the unit uploads where drift is measured."""
+    sums = dict.fromkeys(("delta", *agreement.method.tracked), theta)
+    return sums | drift_of(0.0, sums)[1] if agreement.drift else sums
 
 
 def weighted(upload: State, weight: float, tracked: Collection[str] = ()) -> State:
@@ -57,6 +72,7 @@ class OrderedMean:
 
     def __init__(self, tracked: Collection[str] = (), clients: int = 0) -> None:
         self.count = 0  # uploads in the sum
+        self.unit_sum: Vector | None = None  # of the deltas scaled to norm 1; known with the result
         self._seen = 0
         self._tracked, self._clients = tracked, clients
         self._weights = 0.0
@@ -84,6 +100,7 @@ class OrderedMean:
 
     def result(self) -> State:
         total = added(self._total, self._block) if self._block else self._total
+        self.unit_sum = total.pop(UNIT, self.unit_sum)
         self._total, self._block = total, {}
         return {key: v / (self._clients if key in self._tracked else self._weights) for key, v in total.items()}
 

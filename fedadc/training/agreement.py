@@ -44,6 +44,7 @@ class Agreement:
     augment: Augment
     uplink: Uplink
     seed: int
+    drift: bool = False  # clients measure how far they drift, and the server collects it
 
     @property
     def method(self) -> Method:
@@ -113,7 +114,8 @@ class Agreement:
         """A checksum of all settings and of the initial weights; a message carries it, so other runs are noticed."""
         inputs = replace(self.inputs, device="any")  # server and clients may compute on different devices
         settings = (self.server, self.work, self.classes, inputs, self.augment, self.uplink, self.seed)
-        digest = hashlib.sha256(repr((settings, self.start.dtype, self.start.shape)).encode())
+        drift = ("drift",) if self.drift else ()
+        digest = hashlib.sha256(repr((settings, self.start.dtype, self.start.shape, *drift)).encode())
         digest.update(self.start.cpu().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
         return digest.hexdigest()
 
@@ -130,6 +132,7 @@ def agree(
     channels_last: bool | None = None,
     device: torch.device | str = "cpu",
     samples: Samples | None = None,
+    drift: bool = False,
 ) -> Agreement:
     """Check that a module works on data of this kind, and build an agreement; the module itself is not changed.
 
@@ -146,7 +149,7 @@ def agree(
     agreement = Agreement(
         model=flat, start=flat.theta.clone(), example=example.to(flat.device), server=server, work=work,
         classes=len(spec.classes), inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
-        seed=seed,
+        seed=seed, drift=drift,
     )  # fmt: skip
     require(
         server.method.federated or uplink.exact,

@@ -6,6 +6,7 @@ The order of operations, once for all methods: loss gradient at the point where 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import islice
 
@@ -21,6 +22,7 @@ from fedadc.models.vectors import State, Vector, pair_of, state_of, vector_like
 from fedadc.objectives import Objective
 from fedadc.rng import generator, torch_seeded
 from fedadc.training.agreement import Agreement
+from fedadc.training.drift import norm_of
 from fedadc.training.faults import all_finite
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.views.local import Local
@@ -79,6 +81,7 @@ def local_update(
             if moved is not theta:
                 theta.copy_(vector_like(moved, theta, f"{name}.step"))
             momentum.next_step()
+        distance = _distance(theta, local.start, agreement.sent_part) if agreement.drift else math.nan
         upload, own = pair_of(method.finish(theta, local), f"{name}.finish")
         remembered = state_of(method.objective.remember(theta, local), f"{type(method.objective).__name__}.remember")
     require(
@@ -95,7 +98,13 @@ def local_update(
         _own(new, model),
         loss=float(torch.stack(list(losses.values())).mean()) if losses else float("nan"),
         finite=all_finite(new),
+        distance=distance,
     )
+
+
+def _distance(theta: Vector, start: Vector, part: slice) -> float:
+    """How far a client has moved from the global model, over the part that is sent."""
+    return norm_of(theta[part] - start[part])
 
 
 def _gradient(objective: Objective, point: Vector, local: Local) -> tuple[Vector, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fedadc.models.vectors import State, Vector
@@ -37,3 +38,4 @@ class ClientResult:
     state: State
     loss: float  # mean over its steps
     finite: bool = True  # the new state is finite; if not, neither state nor upload takes effect
+    distance: float = math.nan  # of its local model from the global one; measured with `evaluate.drift` only

@@ -16,10 +16,11 @@ from fedadc.system.determinism import deterministic
 from fedadc.training.aggregate import OrderedMean, PartialSum
 from fedadc.training.client_states import ClientStates, StateHandle
 from fedadc.training.coordinator import Coordinator
+from fedadc.training.drift import RoundDrift
 from fedadc.training.faults import Faults
 from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.server import IF_DIVERGED
-from fedadc.training.state import Round, RunState
+from fedadc.training.state import Metrics, Round, RunState
 from fedadc.views.round_info import RoundInfo
 
 RunClients = Callable[[ServerBroadcast, Sequence[ClientTask], ClientStates], Iterator[PartialSum]]  # an engine's
@@ -62,6 +63,7 @@ def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon
     lost = [client for client in reporting if client not in uploads.sent]  # an engine may lose clients
     reporting = {client: h for client, h in reporting.items() if client not in lost}
     mean = uploads.mean()
+    drift = uploads.drift_metrics(mean, state.server)
 
     info = RoundInfo(round=t, lr=lr, counted=uploads.counted, clients=len(roster))
     theta, server = coordinator.server.updated(state.theta, state.server, mean, info)
@@ -73,7 +75,7 @@ def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon
     samples = work.count_samples(sizes[done], steps[done])
     seconds = time.perf_counter() - began
     return Round(
-        t, lr, uploads.loss, tuple(cohort.tolist()), ledger, samples, seconds, after,
+        t, lr, uploads.loss, tuple(cohort.tolist()), ledger, samples, seconds, after, drift,
         dropped=tuple(chosen[~done].tolist()), slow=tuple(chosen[slow].tolist()), skipped=tuple(uploads.skipped),
     )  # fmt: skip
 
@@ -105,6 +107,7 @@ class _Uploads:
     states: dict[int, StateHandle] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    drift: RoundDrift = field(default_factory=RoundDrift)
 
     def __post_init__(self) -> None:
         self._sum = OrderedMean(self.coordinator.server.method.tracked, len(self.coordinator.roster))
@@ -118,6 +121,8 @@ class _Uploads:
                 _require_may_skip(self.coordinator.faults, f"round {self.round}, client {report.client}")
                 continue
             self.losses.append(report.loss)
+            if report.drift is not None:
+                self.drift.add(report.drift, report.weight)
             if report.state or report.state is None or report.client in self.known:
                 self.states[report.client] = self.known.store.keep(report.state or {}, self.round)
 
@@ -135,6 +140,12 @@ class _Uploads:
         if self.skipped and not self.counted:
             raise Diverged(f"round {self.round}: no client's update is finite, training has diverged; {IF_DIVERGED}")
         return self._sum.result() if self.counted else None
+
+    def drift_metrics(self, mean: State | None, server: State) -> Metrics:
+        """How far the counted clients drifted, from the mean upload and the server's state before the update."""
+        if mean is None or not self.drift.distances:
+            return {}
+        return self.drift.metrics(mean, self._sum.unit_sum, server.get("m"))
 
 
 def with_events(stream: Iterable[Round], take_events: Callable[[], tuple[str, ...]]) -> Iterator[Round]:

@@ -60,6 +60,11 @@ class _ResultHeader(_Header):
     keeps_state: bool
 
 
+@dataclass(frozen=True)
+class _DriftHeader(_ResultHeader):
+    distance: float | None  # None: not a number
+
+
 class Wire:
     """Writes and reads the messages of one run. Each half has its own, made from its own agreement."""
 
@@ -104,17 +109,18 @@ class Wire:
     def write_result(self, round: int, result: ClientResult, keeps_state: bool) -> bytes:
         """What a client sends back. Its new state stays with it."""
         loss = result.loss if math.isfinite(result.loss) else None
-        header = _ResultHeader(
-            VERSION, "result", self._fingerprint, round, result.client,
-            loss=loss, finite=result.finite, keeps_state=keeps_state,
-        )  # fmt: skip
+        facts = (VERSION, "result", self._fingerprint, round, result.client, loss, result.finite, keeps_state)
+        header = _ResultHeader(*facts)
+        if self.agreement.drift:
+            header = _DriftHeader(*facts, result.distance if math.isfinite(result.distance) else None)
         return _packed(header, result.upload)
 
     def read_result(self, content: bytes, round: int, task: ClientTask) -> tuple[ClientResult, bool]:
         """What the server reads, and whether the client keeps a state. It must be the answer to this task."""
         theta = self.agreement.start
         most = _size(self._up) + MAX_VECTORS * theta.numel() * theta.element_size()
-        header, tensors = self._unpacked(content, "result", _ResultHeader, most)
+        kind = _DriftHeader if self.agreement.drift else _ResultHeader
+        header, tensors = self._unpacked(content, "result", kind, most)
         asked, answered = (round, task.client), (header.round, header.client)
         require(
             asked == answered,
@@ -124,7 +130,8 @@ class Wire:
         self._check_upload(tensors)
         upload = {name: vector.to(theta.device) for name, vector in tensors.items()}
         loss = math.nan if header.loss is None or math.isinf(header.loss) else header.loss
-        return ClientResult(header.client, upload, {}, loss, header.finite), header.keeps_state
+        result = ClientResult(header.client, upload, {}, loss, header.finite, _distance_in(header))
+        return result, header.keeps_state
 
     def _uploads(self) -> State:
         """An upload of zeros: what is expected of delta and of the tracked uploads."""
@@ -185,6 +192,13 @@ def _metadata(content: bytes) -> Any:
     length = int.from_bytes(content[:8], "little")
     require(8 <= length <= min(MAX_MESSAGE_HEADER, len(content) - 8), "the message is damaged, or not one of fedadc.")
     return json.loads(content[8 : 8 + length])["__metadata__"]
+
+
+def _distance_in(header: _ResultHeader) -> float:
+    """The distance that a client has measured; NaN if it was not asked for, or is none."""
+    distance = header.distance if isinstance(header, _DriftHeader) else None
+    require(distance is None or 0 <= distance < math.inf, f"the message has an impossible distance: {distance}.")
+    return math.nan if distance is None else distance
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fedadc.analysis.compare import group, human_bytes, positions, summarize, table_rows
+from fedadc.analysis.compare import group, higher_is_better, human_bytes, positions, summarize, table_rows
 from fedadc.analysis.comparison import compare
 from fedadc.analysis.plots import plot
 from fedadc.errors import FedadcError
@@ -106,6 +107,33 @@ def test_a_target_is_shown_as_it_was_given(write: Write) -> None:
 def test_the_default_target_is_nine_tenths_of_the_best(write: Write) -> None:
     rows = summarize([write([0.5, 0.5]), write([0.8, 0.8], **FEDADC)])
     assert {row.target for row in rows} == {0.72}
+
+
+def with_values(run: RecordedRun, metric: str, *values: float) -> RecordedRun:
+    """The run with another metric in its records."""
+    records = [{**record, metric: value} for record, value in zip(run.records, values, strict=True)]
+    return replace(run, records=records)
+
+
+@pytest.mark.parametrize(
+    ("metric", "first", "second", "target", "rounds"),
+    [
+        ("drift_spread", (0.9, 0.3, 0.3), (0.9, 0.9, 0.0), 0.55, [2, 3]),  # lower is better
+        ("drift_distance", (0.006, 0.002, 0.001), (0.04, 0.03, 0.02), 0.0033, [2, None]),
+        ("drift_cosine", (0.1, 0.2, 0.9), (0.3, 0.0, 0.0), 0.36, [3, None]),  # higher is better
+        ("drift_cosine", (-0.4, -0.1, -0.1), (-0.5, -0.5, -0.2), -0.22, [2, 3]),  # a tenth worse is further below 0
+        ("drift_momentum_cosine", (0.0, 0.0, 0.0), (-0.5, 0.5, -0.5), 0.0, [1, 2]),
+    ],
+)
+def test_drift(write: Write, metric: str, first: Any, second: Any, target: float, rounds: list[int | None]) -> None:
+    runs = [with_values(write([0.5] * 3), metric, *first), with_values(write([0.5] * 3, **FEDADC), metric, *second)]
+    rows = summarize(runs, metric=metric)
+    assert [row.target for row in rows] == [target, target] and [row.rounds_to_target for row in rows] == rounds
+    better = max if higher_is_better(metric) else min
+    assert [row.best for row in rows] == [better(first), better(second)]
+    headings, cells = table_rows(rows)
+    assert headings[2:4] == [metric.replace("_", " "), f"rounds to {target:g}"]
+    assert [row[2] for row in cells] == [f"{statistics.mean(v):.4f}" for v in (first, second)]  # no per cent
 
 
 def test_bytes_are_per_client_and_round_whatever_the_cohort(write: Write) -> None:

@@ -170,6 +170,22 @@ def test_the_evaluation_interval_changes_nothing_else(call: Call, tmp_path: Path
     assert (tmp_path / "each/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
 
 
+def test_drift_is_recorded_compared_and_drawn(call: Call, tmp_path: Path) -> None:
+    fine(call("run", "small.yaml", "--out", "plain"))
+    for name in ("fedadc", "slowmo", "fedavg"):
+        settings = ("method.beta=0.9",) if name != "fedavg" else ()
+        shown = call("run", "small.yaml", f"method={name}", *settings, "evaluate.drift=true", "--out", f"runs/{name}")
+        assert "drift spread 0." in fine(shown)
+    measured, plain = records(tmp_path / "runs/fedadc", False), records(tmp_path / "plain", False)
+    assert [{k: v for k, v in r.items() if not k.startswith("drift_")} for r in measured] == plain
+    assert all(r["drift_distance"] > r["drift_spread"] / 2 > 0 and -1 <= r["drift_cosine"] <= 1 for r in measured)
+    assert ["drift_momentum_cosine" in r for r in measured] == [False, True, True]
+    for metric, runs in (("drift_spread", 3), ("drift_distance", 3), ("drift_cosine", 3), ("drift_momentum_cosine", 2)):
+        rows = json.loads(fine(call("compare", "runs", "--metric", metric, "--plot", f"{metric}.png", "--json")))
+        assert len(rows) == runs and (tmp_path / f"{metric}.png").read_bytes().startswith(b"\x89PNG")
+    refused(call("compare", "plain", "--metric", "drift_spread"), "has no drift_spread in any round")
+
+
 def test_a_stop_accuracy_ends_a_run_early(call: Call, tmp_path: Path) -> None:
     fine(call("run", "small.yaml", "rounds=50", "stop.accuracy=0.2", "data.partition=iid", "--out", "a"))
     seen = [r["test_accuracy"] for r in records(tmp_path / "a")]

@@ -52,6 +52,21 @@ def test_resume_extends_it(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert len(result.state.clients) >= 5
 
 
+def test_resume_may_begin_to_measure_drift_and_changes_nothing_else(run: Path, tmp_path: Path) -> None:
+    """The old config knows no evaluate.drift."""
+    assert "drift" not in (OLD / "config.yaml").read_text()
+    plain, measured = fedadc.resume(run, "rounds=5"), shutil.copytree(OLD, tmp_path / "measured")
+    found = fedadc.resume(measured, ["rounds=5", "evaluate.drift=true"])
+    drift = [{k: r.pop(k) for k in list(r) if k.startswith("drift")} for r in found.history]
+    assert [sorted(names) for names in drift] == [[]] * 3 + [["drift_cosine", "drift_distance", "drift_spread"]] * 2
+    for r in (*plain.history, *found.history):
+        del r["seconds"]
+    assert found.history == plain.history
+    assert {name: v.tolist() for name, v in found.state_dict.items()} == {
+        name: v.tolist() for name, v in plain.state_dict.items()
+    }
+
+
 def test_resume_with_other_settings_is_refused(run: Path) -> None:
     with pytest.raises(CannotResume, match=r"local\.lr 0\.1 \(now 0\.2\)"):
         fedadc.resume(run, ["rounds=5", "local.lr=0.2"])

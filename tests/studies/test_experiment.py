@@ -244,6 +244,23 @@ def test_the_shipped_selections_are_compared_with_all_else_equal(name: str) -> N
         assert alike[0] == alike[1] == alike[2]
 
 
+def test_the_shipped_comparison_of_drift_differs_in_the_method_only() -> None:
+    plan, trials = read_experiment(EXPERIMENTS / "drift.yaml")
+    assert plan.choose_by == "validation_accuracy" and len(trials) == 4 * len(plan.seeds) >= 12
+    assert all(t.config.evaluate.drift for t in trials)
+    first = [next(t.config for t in trials if t.label == label) for label in plan.runs]
+    assert [getattr(c.method, "beta", None) for c in first] == [None, 0.9, 0.9, 0.9]
+    assert len({repr(c.method) for c in first}) == 4
+    alike = [replace(c, label=None, method=first[0].method) for c in first]
+    assert alike[0] == alike[1] == alike[2] == alike[3]
+
+
+def test_drift_is_nothing_to_choose_by(tmp_path: Path) -> None:
+    base = {**SMALL["base"], "evaluate": {"drift": True}}
+    with pytest.raises(FedadcError, match=r"choose_by: drift_spread is not measured by .*; it measures validation_acc"):
+        read_experiment(written(tmp_path, {**SMALL, "base": base, "choose_by": "drift_spread"}))
+
+
 CONFIGS = [p for p in EXPERIMENTS.glob("*.yaml") if not {"runs", "search"} & read_yaml(p).keys()]
 
 

@@ -62,6 +62,25 @@ CASES |= {
     "weighted by samples": {"method": "scaffold", "cohort": {"size": 4, "weighting": "samples"}},
     "by size": {"method": {"name": "feddyn", "alpha_by_size": True}},
 }
+MANY = {"data": {**SMALL["data"], "clients": 20}, "evaluate": {"drift": True}}  # a block and a half
+DRIFT: dict[str, dict[str, Any]] = {
+    "uniform": {"method": "fedadc", "cohort": {"size": 12}},
+    "weighted": {"method": "slowmo", "cohort": {"size": 12, "weighting": "samples"}},
+    "top_k": {"method": "fedadc", "cohort": {"size": 12}, "communication": {"uplink": "top_k"}},
+    "eight_bit, weighted": {
+        "method": "scaffold",
+        "cohort": {"size": 12, "weighting": "samples"},
+        "communication": {"uplink": "eight_bit"},
+    },
+    "faults": {
+        "method": "slowmo",
+        "cohort": {"size": 16, "weighting": "samples"},
+        "faults": {"drop": 0.3, "slow": 0.3},
+    },
+    "a part of theta": {"method": "fedper", "cohort": {"size": 12}},
+    "no upload": {"method": "local_only", "cohort": {"size": 12}},
+}
+CASES |= {f"drift, {name}": {**MANY, **case} for name, case in DRIFT.items()}
 
 
 QUICK = [name for name in CASES if " with " not in name or name.endswith("cross_entropy") or name.startswith("fedadc ")]
@@ -138,6 +157,8 @@ def test_two_processes_that_pass_only_bytes_give_the_bits_of_the_simulation(name
     kept = {client: own for client, own in state.clients.items() if own}
     same(load(states), {f"{k}.{n}": vector for k, own in kept.items() for n, vector in own.items()})
     assert seen["loss"] == rounds[-1].train_loss
+    drift = [{k: v for k, v in r.metrics.items() if k.startswith("drift")} for r in rounds]
+    assert seen["drift"] == drift and bool(drift[-1]) == ("evaluate" in tree)
     assert (seen["up"], seen["down"]) == (rounds[-1].bytes_up, rounds[-1].bytes_down)
     check_bytes(rounds, tree, down, up)
 

@@ -22,6 +22,7 @@ from fedadc.communication.uplinks import EightBit, TopK, Uplink
 from fedadc.data.roster import Roster
 from fedadc.engines.remote import Remote
 from fedadc.errors import FedadcError
+from fedadc.evaluation.metrics import Evaluation
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedPer, Method, Scaffold
 from fedadc.models import MLP
@@ -171,6 +172,37 @@ def test_a_server_leaves_out_what_is_not_the_answer_to_its_task(name: str) -> No
     assert [part.reports[0].client for part in parts] == [3]
     (event,) = engine.take_events()
     assert re.search(rf"^round 1, client 2: .*{words}.*; it is left out$", event) and not engine.take_events()
+
+
+@pytest.mark.parametrize("distance", [0.0, 1 / 3, math.nan, math.inf])
+def test_the_distance_travels_in_the_header(distance: float) -> None:
+    trained = federation(FedAvg(), evaluate=Evaluation(drift=True))
+    wire = Wire(trained.agreement)
+    result = ClientResult(4, {"delta": torch.zeros(THETA)}, {}, 0.5, distance=distance)
+    content = wire.write_result(3, result, False)
+    read, _ = wire.read_result(content, 3, ClientTask(4, 2))
+    assert read.distance == distance if math.isfinite(distance) else math.isnan(read.distance)
+    for wrong, words in [
+        (-1.0, "impossible distance: -1"),
+        (math.inf, "impossible distance"),
+        ("1", "wrong: distance"),
+    ]:
+        with pytest.raises(FedadcError, match=words):
+            wire.read_result(changed(content, distance=wrong), 3, ClientTask(4, 2))
+    with pytest.raises(FedadcError, match="wrong: distance"):
+        wire.read_result(changed(content, distance="absent"), 3, ClientTask(4, 2))
+
+
+def test_without_drift_a_result_has_no_distance() -> None:
+    trained = federation(FedAvg())
+    wire = Wire(trained.agreement)
+    content = wire.write_result(3, ClientResult(4, {"delta": torch.zeros(THETA)}, {}, 0.5, distance=1.0), False)
+    assert b"distance" not in content
+    with pytest.raises(FedadcError, match="wrong: distance"):
+        wire.read_result(changed(content, distance=1.0), 3, ClientTask(4, 2))
+    other = federation(FedAvg(), evaluate=Evaluation(drift=True)).agreement
+    with pytest.raises(FedadcError, match="of another run"):
+        Wire(other).read_result(content, 3, ClientTask(4, 2))
 
 
 def test_an_upload_that_is_not_finite_is_reported_and_not_added() -> None:

@@ -36,7 +36,7 @@ class Panel:
     base: Mapping[str, Any]  # a config without method and seed
     rows: tuple[Row, ...]  # the most important first
     reported: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # label -> mean and std in percent
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # beside those of the scale, by scale
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # beside the scale's: scale -> key -> value
 
 
 @dataclass(frozen=True)

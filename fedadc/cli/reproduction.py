@@ -1,0 +1,160 @@
+"""The command `reproduce`, and how its results are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedadc.cli.options import DataDir, Json
+
+if TYPE_CHECKING:
+    from fedadc.studies.plan import ReproductionPlan
+    from fedadc.studies.reproduction import PlannedCost, Reproduction
+
+
+Name = Annotated[
+    str | None, typer.Argument(help="A figure or table of the paper, e.g. fig1-s2; without it, all are listed.")
+]
+ScaleName = Annotated[
+    str, typer.Option(metavar="NAME", help="paper (as published), laptop (smaller) or digits (a minute or two).")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", metavar="", help="List the runs and estimate their cost; train nothing.")
+]
+Only = Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Train this method only; may be repeated.")]
+Budget = Annotated[float | None, typer.Option(metavar="HOURS", help="Train what fits, the most important runs first.")]
+
+
+def reproduce(
+    name: Name = None,
+    scale: ScaleName = "digits",
+    dry_run: DryRun = False,
+    seeds: Annotated[
+        str | None, typer.Option(help="Number of seeds, or the seeds, e.g. 0,1,2 (default: as the scale says).")
+    ] = None,
+    only: Only = None,
+    budget: Budget = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/reproduce/SCALE).")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Train what a figure or table of the paper compares; show our figures beside the paper's, and judge its claims."""
+    from fedadc.system.processes import import_torch, start_process_server
+
+    start_process_server("typer", "fedadc.studies.queue")
+    import_torch()
+    from fedadc.cli.terminal import note, progress_of_calibration, progress_of_queue
+    from fedadc.studies import reproduce as studies
+    from fedadc.studies.queue import require_none_failed
+
+    if name is None:
+        _print_designs(json)
+        return
+    chosen = _seeds(seeds)
+    if dry_run:
+        with progress_of_calibration() as watch:
+            plan, costs = studies.dry_run(
+                name, scale=scale, seeds=chosen, only=only or (), out=out, data_dir=data_dir, watch=watch
+            )
+        _print_costs(plan, costs, json)
+        return
+    with progress_of_queue() as progress:
+        result = studies.reproduce(
+            name, scale=scale, seeds=chosen, only=only or (), budget=budget, out=out, jobs=jobs, data_dir=data_dir,
+            watch=progress, notes=note,
+        )  # fmt: skip
+    _print_result(result, json)
+    require_none_failed(result.failed)
+
+
+def _seeds(text: str | None) -> Sequence[int] | None:
+    """The seeds that a text names: 3 is 0, 1, 2; and 4,7 is 4, 7."""
+    from fedadc.errors import require
+
+    if text is None:
+        return None
+    parts = text.split(",")
+    good = all(part.strip().isdecimal() for part in parts)
+    require(good, f"seeds must be a number of seeds such as 3, or seeds such as 0,1,2, not {text!r:.60}.")
+    return range(int(text)) if len(parts) == 1 else [int(part) for part in parts]
+
+
+def _print_designs(json: bool) -> None:
+    import json as encoder
+
+    from fedadc.cli.terminal import print_table, say
+    from fedadc.studies.paper.designs import DESIGNS
+    from fedadc.studies.paper.scales import SCALES
+
+    if json:
+        typer.echo(encoder.dumps({design.name: design.title for design in DESIGNS.values()}, indent=2))
+        return
+    rows = [[design.name, design.title] for design in DESIGNS.values()]
+    print_table("figures and tables of the paper", ["name", "what it is"], rows)
+    for scale in SCALES.values():
+        say(f"--scale {scale.name}: {scale.summary}")
+
+
+def _print_plan(plan: ReproductionPlan) -> None:
+    from fedadc.cli.terminal import say
+
+    say(f"{plan.design.title}\nscale {plan.scale.name}: {plan.scale.summary}")
+    for change in plan.changes():
+        say(f"  {change}")
+
+
+def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], json: bool) -> None:
+    import json as encoder
+    from dataclasses import asdict
+
+    from fedadc.analysis.compare import human_bytes
+    from fedadc.cli.terminal import duration, print_table, say
+    from fedadc.system.processes import cores
+
+    if json:
+        typer.echo(encoder.dumps([asdict(cost) for cost in costs], indent=2))
+        return
+    _print_plan(plan)
+    if not costs:
+        say("all runs are finished")
+        return
+    total = sum(cost.runs * cost.each.seconds for cost in costs)
+    headings = ["panel", "method", "runs", "FLOPs", "bytes", "memory", "time"]
+    cells = [
+        [
+            cost.panel, f"{cost.label}, tuning" if cost.tuning else cost.label, str(cost.runs),
+            f"{cost.runs * cost.each.flops:.1e}", human_bytes(cost.runs * (cost.each.bytes_up + cost.each.bytes_down)),
+            human_bytes(cost.each.memory), duration(cost.runs * cost.each.seconds),
+        ]
+        for cost in costs
+    ]  # fmt: skip
+    print_table("", headings, cells, "FLOPs, bytes, time: of all runs of the row; memory: of one run")
+    runs = sum(cost.runs for cost in costs)
+    at_once = min(cores(), runs)
+    say(f"{runs} runs, {duration(total)} of one core, about {duration(total / at_once)} with {at_once} at once")
+
+
+def _print_result(result: Reproduction, json: bool) -> None:
+    from fedadc.cli.terminal import duration, print_table, say
+    from fedadc.studies.reproduction import RULE
+
+    if json:
+        typer.echo(result.file("json").read_text(encoding="utf-8"), nl=False)
+        return
+    _print_plan(result.plan)
+    for title, (headings, cells) in result.tables():
+        print_table(title, headings, cells, "accuracy: mean of the last 10 rounds, then mean ± std over seeds")
+    headings, cells = result.claims_table()
+    print_table("claims of the paper", headings, cells, f"ours: mean over seeds [interval], in points. {RULE}")
+    if result.plan.scale.name != "paper":
+        say(f"Verdicts are about scale {result.plan.scale.name}, which is not the paper's setting.")
+    if result.seconds:
+        took = f"estimated {duration(result.estimated_seconds)}, took {duration(result.seconds)}"
+        say(f"computing: {took} (of all runs trained now, added up)")
+    say(f"runs:   {result.out}\nplot:   {result.file('png')}\ntables: {result.file('md')}, {result.file('json').name}")

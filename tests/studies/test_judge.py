@@ -1,0 +1,106 @@
+"""Verdicts on claims: by paired seeds and an interval, from real run directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedadc.analysis.statistics import Verdict
+from fedadc.errors import FedadcError
+from fedadc.runs.record import RecordedRun
+from fedadc.studies.judge import judge, measure
+from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Claim, Statement, Term, alike, higher
+
+
+def run(values: list[float], path: Path = Path("run"), every: int = 1, **extra: list[float]) -> RecordedRun:
+    """A run with this test accuracy in every `every`-th round."""
+    records = [
+        {"round": every * (i + 1), "test_accuracy": v, **{key: of[i] for key, of in extra.items()}}
+        for i, v in enumerate(values)
+    ]
+    return RecordedRun(path, {"rounds": every * len(values)}, records)
+
+
+def flat(value: float) -> RecordedRun:
+    return run([value] * 3)
+
+
+def test_measures_are_computed_from_the_records() -> None:
+    recorded = run([i / 100 for i in range(1, 41)])  # round t has t %
+    assert measure(recorded, FINAL) == pytest.approx(sum(range(31, 41)) / 1000)
+    assert measure(recorded, HALFWAY) == pytest.approx(sum(range(11, 21)) / 1000)
+    assert measure(run([0.1, 0.9, 0.3]), BEST) == 0.9
+    assert measure(run([0.1, 0.2, 0.3, 0.4], every=10), HALFWAY) == 0.2
+    assert measure(run([0.1, 0.2], virtual_seconds=[3.0, 7.5]), VIRTUAL) == 7.5
+    assert measure(run([0.1, 0.2], ema_test_accuracy=[0.3, 0.5]), "ema_test_accuracy") == pytest.approx(0.4)
+    assert measure(run([0.7], every=3), HALFWAY) == 0.7  # evaluated only at the end
+
+
+def test_the_gain_of_a_calibration_is_over_all_samples(tmp_path: Path) -> None:
+    rows = [{"regularizer": "none", "personal_cumulative": 0.75, "global_cumulative": 0.5}]
+    (tmp_path / "personal").mkdir()
+    (tmp_path / "personal/summary.json").write_text(json.dumps({"rows": rows}))
+    assert measure(run([0.1], tmp_path), GAIN + "none") == 0.25
+    with pytest.raises(FedadcError, match="has not been personalized with the regularizer prox"):
+        measure(run([0.1], tmp_path), GAIN + "prox")
+
+
+def results(**values: list[float]) -> dict[tuple[str, str], dict[int, RecordedRun]]:
+    return {("p", label): {seed: flat(v) for seed, v in enumerate(of)} for label, of in values.items()}
+
+
+CLAIM = Claim("A beats B", "here", (higher("p", "A", "B"),))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "found"),
+    [
+        ([0.8, 0.6, 0.7], [0.7, 0.5, 0.6], Verdict.HOLDS),  # pairs: always better, though the ranges overlap
+        ([0.7, 0.5, 0.6], [0.8, 0.6, 0.7], Verdict.DOES_NOT_HOLD),
+        ([0.8, 0.6, 0.7], [0.7, 0.7, 0.6], Verdict.CANNOT_BE_TOLD),
+        ([0.8, 0.6], [0.1, 0.1], Verdict.CANNOT_BE_TOLD),  # two seeds
+        ([0.8], [0.1], Verdict.CANNOT_BE_TOLD),
+    ],
+)
+def test_a_claim_is_judged_by_paired_seeds(ours: list[float], theirs: list[float], found: Verdict) -> None:
+    judged = judge(CLAIM, results(A=ours, B=theirs), as_published=True)
+    assert judged.verdict == found and bool(judged.reason) == (found == Verdict.CANNOT_BE_TOLD)
+
+
+def test_only_seeds_that_all_rows_have_are_counted() -> None:
+    found = results(A=[0.8, 0.6, 0.7, 0.9], B=[0.7, 0.5, 0.6])
+    judged = judge(CLAIM, found, as_published=True)
+    assert judged.seeds == 3 and judged.verdict == Verdict.HOLDS
+    judged = judge(CLAIM, results(A=[0.8, 0.6, 0.7]), as_published=True)
+    assert judged.verdict == Verdict.CANNOT_BE_TOLD and judged.statements[0].interval is None
+    assert judged.reason == "0 paired seeds, and 3 are needed"
+
+
+def test_all_statements_must_hold() -> None:
+    both = Claim("A beats B and C", "here", (higher("p", "A", "B"), higher("p", "A", "C")))
+    good, bad, close = [0.9, 0.8, 0.7], [0.95, 0.9, 0.8], [0.91, 0.75, 0.6]
+    low = [0.1, 0.1, 0.1]
+    for other, found in ((low, Verdict.HOLDS), (bad, Verdict.DOES_NOT_HOLD), (close, Verdict.CANNOT_BE_TOLD)):
+        assert judge(both, results(A=good, B=low, C=other), True).verdict == found
+
+
+def test_likeness_needs_the_whole_interval_within_the_margin() -> None:
+    claim = Claim("A and B are alike", "here", (alike("p", "A", "B", 0.01),))
+    base = [0.5, 0.6, 0.7]
+    for shift, found in (
+        ((0.001, -0.001, 0.002), Verdict.HOLDS),
+        ((0.02, 0.03, 0.02), Verdict.DOES_NOT_HOLD),
+        ((0.001, 0.02, -0.001), Verdict.CANNOT_BE_TOLD),
+    ):
+        ours = [value + s for value, s in zip(base, shift, strict=True)]
+        assert judge(claim, results(A=ours, B=base), True).verdict == found
+
+
+def test_a_claim_about_the_published_setting_is_not_judged_elsewhere() -> None:
+    claim = Claim("A passes 80 %", "here", (Statement((Term(1, "p", "A", BEST),), low=0.8),), only_as_published=True)
+    found = results(A=[0.9, 0.9, 0.85])
+    assert judge(claim, found, as_published=True).verdict == Verdict.HOLDS
+    judged = judge(claim, found, as_published=False)
+    assert judged.verdict == Verdict.CANNOT_BE_TOLD and "published" in judged.reason
