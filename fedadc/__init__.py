@@ -128,8 +128,8 @@ __all__ = [
     "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog",
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation", "experiment",
     "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
-    "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "resume", "run",
-    "runs", "schedules", "selections", "sweep", "training", "views",
+    "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "reproduce", "resume",
+    "run", "runs", "schedules", "selections", "sweep", "training", "views",
 ]  # fmt: skip
 
 

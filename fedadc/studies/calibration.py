@@ -56,7 +56,7 @@ class Costs:
     visit: float  # seconds of a client's visit beside its steps
     step: float  # seconds of a step beside its samples
     sample: float  # seconds of a sample of a step
-    touched: float  # seconds of a sample that a frozen teacher sees
+    teacher: float  # seconds of a FLOP of a frozen teacher
     update: float  # seconds of the server's update
     counted_batch: float  # seconds of a batch of an evaluation beside its samples
     counted_sample: float
@@ -123,8 +123,8 @@ def calibrate(config: Config, data: Dataset) -> tuple[Bench, Costs]:
     with deterministic():
         part, first, later, counted_flops = _count_flops(bench)
         counted_batch, counted_sample, evaluating = _evaluation(bench)
-        teacher = later.touched / counted_flops * counted_sample if counted_flops else 0.0
-        visit, step, sample = _training(bench, teacher)
+        teacher = counted_sample / counted_flops if counted_flops else 0.0  # it is like an evaluation
+        visit, step, sample = _training(bench, later.touched * teacher)
         mean = {name: vector.clone() for name, vector in part.sum.items()}
         update = seconds_of(partial(bench.update, mean))
     state = sum(v.numel() * v.element_size() for v in (bench.state or {}).values())

@@ -208,9 +208,10 @@ def _estimate(
 ) -> Estimate:
     """Put the costs of the parts together."""
     total = partial(workload.total, rounds=config.rounds)
-    visits, steps, samples, touched = (total(name) for name in ("visits", "steps", "samples", "touched"))
-    first = [total(f"first_{name}") for name in ("visits", "samples", "touched")]
-    later = [every - some for every, some in zip((visits, samples, touched), first, strict=True)]
+    names = ("visits", "samples", "touched")
+    first = [total(f"first_{name}") for name in names]
+    later = [total(name) - some for name, some in zip(names, first, strict=True)]
+    taught = costs.first.touched * first[2] + costs.later.touched * later[2]  # FLOPs
     counted, batches = _evaluated(config, bench, coordinator, workload)
     updates = 2 if coordinator.replica is not None else 1  # clients repeat the server's
     kept = min(total("known") * costs.state, config.storage.memory_gb * 1e9)
@@ -221,7 +222,8 @@ def _estimate(
         memory=int(costs.memory + kept + coordinator.cohort * costs.state),  # a round's new states beside the old ones
         seconds=loading
         + config.rounds * (updates * costs.update + workload.seconds)
-        + (visits * costs.visit + steps * costs.step + samples * costs.sample + touched * costs.touched)
+        + (total("visits") * costs.visit + total("steps") * costs.step + total("samples") * costs.sample)
+        + taught * costs.teacher
         + (batches * costs.counted_batch + counted * costs.counted_sample),
     )
 

@@ -17,6 +17,7 @@ from fedadc.studies.estimate import Estimate, estimate
 from fedadc.studies.judge import judge, measure, personal_rows
 from fedadc.studies.paper.scales import AS_PUBLISHED, Scale
 from fedadc.studies.plan import Key, PlannedRow, PlannedRun, ReproductionPlan, Setting, plan_of
+from fedadc.studies.progress import Progress, RunProgress
 from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
 from fedadc.system.files import folder_lock
@@ -154,10 +155,11 @@ class _Study:
     def calibrate(self) -> None:
         """Tune the clients' own models, where the design asks for it and it was not done before."""
         wanted = self.plan.design.regularizers
-        for run in self.finished() if wanted else ():
-            if not set(wanted) <= personal_rows(run.job.path).keys():
-                self.notes(f"personalizing {run.job.path}")
-                personalize(run.job.path, regularizers=wanted, overwrite=True, data_dir=self.data_dir)
+        todo = [run for run in self.finished() if not set(wanted) <= personal_rows(run.job.path).keys()]
+        for number, run in enumerate(todo):
+            label = f"own models, seed {run.seed}"
+            watch = None if self.watch is None else _ClientCounter(self.watch, label, number, len(todo))
+            personalize(run.job.path, regularizers=wanted, overwrite=True, data_dir=self.data_dir, watch=watch)
 
     def results(self) -> dict[Key, dict[int, RecordedRun]]:
         results: dict[Key, dict[int, RecordedRun]] = {}
@@ -177,6 +179,21 @@ class _Study:
         trained = [(run, outcome.seconds) for run, outcome in self.outcomes if outcome.seconds]
         expected = sum(self.costs[run.row.key, run.tuning].seconds for run, _ in trained)
         return expected, sum(seconds for _, seconds in trained)
+
+
+class _ClientCounter:
+    """Turns the clients of a calibration, one by one, into the progress of several calibrations."""
+
+    def __init__(self, watch: Watcher, label: str, number: int, total: int) -> None:
+        self._watch, self._label, self._number, self._total = watch, label, number, total
+        self._done, self._began = 0, time.monotonic()
+
+    def __call__(self, run: str, clients: int) -> None:
+        self._done += 1
+        pace = (time.monotonic() - self._began) / self._done
+        left = pace * (clients * (self._total - self._number) - self._done)
+        now = RunProgress(self._label, self._done, clients, {})
+        self._watch(Progress(self._total, self._number, [now], None, left))
 
 
 def _scores(ended: Iterable[tuple[PlannedRun, str]]) -> Scores:
