@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from fedadc.studies.demo import demo as demo
     from fedadc.studies.experiment import experiment as experiment
     from fedadc.studies.reproduce import reproduce as reproduce
+    from fedadc.studies.sweep import sweep as sweep
     from fedadc.views.local_work import LocalWork as LocalWork
 
 _HOME = {
@@ -77,6 +78,7 @@ _HOME = {
     "studies.demo": ("demo",),
     "studies.experiment": ("experiment",),
     "studies.reproduce": ("reproduce",),
+    "studies.sweep": ("sweep",),
     "analysis.label_counts": ("label_counts",),
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),
@@ -127,7 +129,7 @@ __all__ = [
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation", "experiment",
     "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
     "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "reproduce", "resume",
-    "run", "runs", "schedules", "selections", "training", "views",
+    "run", "runs", "schedules", "selections", "sweep", "training", "views",
 ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ TWINS = {
     "demo": fedadc.demo,
     "compare": fedadc.compare,
     "experiment": fedadc.experiment,
+    "sweep": fedadc.sweep,
     "reproduce": fedadc.reproduce,
     "evaluate": fedadc.evaluate,
     "personalize": fedadc.personalize,

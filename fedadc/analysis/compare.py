@@ -18,6 +18,7 @@ log = logging.getLogger("fedadc")
 LAST = 10  # a run's final value is the mean over the evaluated ones of its last 10 rounds
 SEEDS = {("seed",), ("data", "seed"), ("model", "seed")}
 IGNORED = ("storage", "checkpoint")  # top-level keys that do not affect results
+Flat = dict[tuple[str, ...], Any]  # path of a setting -> value
 NAMES = {("method", "name"), ("objective", "name")}  # shown at the start of a label
 
 
@@ -118,18 +119,14 @@ def with_metric(runs: Sequence[RecordedRun], metric: str) -> list[RecordedRun]:
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Groups of runs that differ only in their seeds; each label says how its group differs from the others."""
-    flat = [{k: v for k, v in _flatten(r.tree).items() if k not in SEEDS and k[0] not in IGNORED} for r in runs]
-    keys = dict.fromkeys(k for tree in flat for k in tree)
-    first_trees: dict[str, dict[tuple[str, ...], Any]] = {}
+    flat = [{k: v for k, v in flatten(r.tree).items() if k not in SEEDS and k[0] not in IGNORED} for r in runs]
+    first_trees: dict[str, Flat] = {}
     groups: dict[str, list[RecordedRun]] = {}
-    for r, tree in zip(runs, flat, strict=True):
-        label = str(tree.get(("label",)) or _label(tree, flat))
+    for r, tree, label in zip(runs, flat, _labels(flat), strict=True):
         first, members = first_trees.setdefault(label, tree), groups.setdefault(label, [])
-        different = [".".join(k) for k in keys if _text(first, k) != _text(tree, k)]
-        if different:
-            raise FedadcError(
-                f"{r.path} and {members[0].path} are both labeled {label!r} but differ in {', '.join(different[:3])}."
-            )
+        if different := _differences([first, tree]):
+            names = ", ".join(".".join(key) for key in different[:3])
+            raise FedadcError(f"{r.path} and {members[0].path} are both labeled {label!r} but differ in {names}.")
         for other in members:
             require(
                 _seeds(other.tree) != _seeds(r.tree),
@@ -139,16 +136,37 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     return groups
 
 
+def _labels(flat: Sequence[Flat]) -> list[str]:
+    """A label for each run: its own and, where runs of the same label differ, the settings in which they do."""
+    labels = [str(tree.get(("label",)) or _label(tree, flat)) for tree in flat]
+    different = {
+        label: _differences([tree for tree, other in zip(flat, labels, strict=True) if other == label])
+        for label in set(labels)
+    }
+    return [
+        " ".join([label, *(_setting(tree, key) for key in different[label] if key in tree)])
+        for tree, label in zip(flat, labels, strict=True)
+    ]
+
+
+def _differences(trees: Sequence[Flat]) -> list[tuple[str, ...]]:
+    """The keys in which settings differ; of keys that are equal everywhere, such as beta and beta_local, the first."""
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    values = {key: tuple(_text(tree, key) for tree in trees) for key in keys}
+    first = {texts: key for key, texts in reversed(values.items()) if len(set(texts)) > 1}
+    return [key for key in keys if first.get(values[key]) == key]
+
+
 def _seeds(tree: dict[str, Any]) -> list[Any]:
-    flat = _flatten(tree)
+    flat = flatten(tree)
     return [flat.get(key) for key in sorted(SEEDS)]
 
 
-def _text(tree: dict[tuple[str, ...], Any], key: tuple[str, ...]) -> str:
+def _text(tree: Flat, key: tuple[str, ...]) -> str:
     return json.dumps(tree[key], default=str) if key in tree else "absent"
 
 
-def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ...], Any]]) -> str:
+def _label(tree: Flat, others: Sequence[Flat]) -> str:
     """The method's name, and the settings that tell this run apart from runs of the same method."""
     method, objective = (str(tree.get((node, "name"))) for node in ("method", "objective"))
     pairs = {pair: name for name, pair in PAIRS.items()}
@@ -163,19 +181,25 @@ def _label(tree: dict[tuple[str, ...], Any], others: Sequence[dict[tuple[str, ..
         count, most = values.count(_text(tree, key)), max(map(values.count, values))
         # Leave out the value that more than half of the runs have, and None where no value is that frequent.
         if len(set(values)) > 1 and ((2 * most <= len(values) and tree[key] is not None) or count < most):
-            shown.append(f"{_short(key)}={'none' if tree[key] is None else tree[key]}")
+            shown.append(_setting(tree, key))
     return " ".join([pairs.get((method, objective), name), *shown])
 
 
-def _short(key: tuple[str, ...]) -> str:
-    parts = key[:-1] if key[-1] == "name" else key
-    return ".".join(parts[1:] if parts[0] in ("method", "objective", "model", "local") else parts)
+def _setting(tree: Flat, key: tuple[str, ...]) -> str:
+    return f"{short_key(key)}={'none' if tree[key] is None else tree[key]}"
 
 
-def _flatten(tree: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+def short_key(key: tuple[str, ...]) -> str:
+    """A key of a config as labels show it: `lr` for local.lr, `model` for model.name."""
+    parts = key[:-1] if key[-1] == "name" and len(key) > 1 else key
+    return ".".join(parts[1:] if parts[0] in ("method", "objective", "model", "local") and parts[1:] else parts)
+
+
+def flatten(tree: Any, prefix: tuple[str, ...] = ()) -> Flat:
+    """A tree as its leaves."""
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {k: v for key, value in tree.items() for k, v in _flatten(value, (*prefix, str(key))).items()}
+    return {k: v for key, value in tree.items() for k, v in flatten(value, (*prefix, str(key))).items()}
 
 
 def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedadc.analysis.compare import Summary, summarize, table_rows
 from fedadc.analysis.plots import plot
+from fedadc.runs.layout import METRICS
 from fedadc.runs.record import RecordedRun, find_runs, read_run
 from fedadc.system.user_code import Notes
 
@@ -58,7 +59,12 @@ def compare(
     bytes_down, virtual_seconds, seconds or samples. No user code is loaded.
     """
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
-    read = [read_run(path) for path in find_runs(paths)]
+    found = find_runs(paths)
+    begun = [path for path in found if path in paths or (path / METRICS).stat().st_size]
+    for path in found if begun else ():
+        if path not in begun:
+            notes(f"{path} is left out: it has no finished round yet")
+    read = [read_run(path) for path in begun or found]
     for run in read:
         done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
         if done < planned and not run.stopped():

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedadc.cli import configs, data, reproduction, results, training
+from fedadc.cli import configs, data, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
 from fedadc.errors import BUG, FedadcError, explained
 
@@ -44,6 +44,7 @@ app.command()(training.resume)
 app.command()(training.demo)
 app.command()(results.compare)
 app.command()(training.experiment)
+app.command()(studies.sweep)
 app.command()(reproduction.reproduce)
 app.command()(results.evaluate)
 app.command()(results.personalize)

@@ -26,6 +26,9 @@ WorkersPerGpu = Annotated[
     int, typer.Option(min=1, metavar="N", help="Workers per GPU with --workers auto and --device cuda.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing runs.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Config settings to override, e.g. local.lr=0.05.")
 ]

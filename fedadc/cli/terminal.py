@@ -286,10 +286,18 @@ def choices_table(choices: Sequence[Choice], choose_by: str) -> None:
     table = Table(title=title, title_justify="left")
     for heading in ("run", "best setting", "settings", "diverged"):
         table.add_column(heading, justify="left" if heading in ("run", "best setting") else "right")
+    sizes = [len(choice.scores) for choice in choices]
     for choice in choices:
         scores = [score for _, score in choice.scores]
-        table.add_row(Text(choice.label), Text(choice.described()), str(len(scores)), str(scores.count(None)))
+        tried = f"{len(scores)}{' *' if len(scores) < max(sizes) else ''}"
+        table.add_row(Text(choice.label), Text(choice.described()), tried, str(scores.count(None)))
+    if min(sizes) < max(sizes):
+        table.caption = f"budgets differ: * fewer settings than other runs, which tried {max(sizes)}"
+        table.caption_justify = "left"
     out.print(table)
+    for choice in choices:
+        for sentence in choice.edges:
+            note(f"{choice.label}: {sentence}")
 
 
 def comparison(result: Comparison, title: str, as_json: bool) -> None:
@@ -299,8 +307,9 @@ def comparison(result: Comparison, title: str, as_json: bool) -> None:
     headings, cells = table_rows(result.rows)
     caption = "mean of the last 10 rounds, then mean ± std over seeds; up, down: bytes per client and round"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+    for index, heading in enumerate(headings):  # a long label is folded, a number is not
+        two_lines = heading.replace(" to ", "\nto ")
+        table.add_column(two_lines, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)

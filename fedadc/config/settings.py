@@ -45,6 +45,7 @@ TABLES: Tables = {
     Distribution: DISTRIBUTIONS,
 }
 PAIR_NAMES: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # short names for a method with its objective
+STUDIES = {"experiment": {"base", "runs"}, "sweep": {"search"}}  # command -> keys that only its files have
 Init = Literal["default", "kaiming"]
 
 
@@ -216,15 +217,22 @@ def parse_config(
         pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS
         if pair and _node(tree, "objective").get("name") == "cross_entropy":
             del tree["objective"]  # the objective of the pair replaces the default loss in the file
-    require(
-        not {"budget", "runs"} <= tree.keys(), f"{source} is an experiment; run it with `fedadc experiment {source}`."
-    )
+    require_no_study(tree, source, "experiment", "sweep")
     tree = {key: value for key, value in tree.items() if key not in without}
     try:
         config = Schema(TABLES, code, PAIR_NAMES).build(Config, _expand_pairs(tree))
     except RecursionError:
         raise FedadcError("the config is nested too deeply.") from None
     return replace(config, folder=code.folder, code=code)
+
+
+def require_no_study(tree: Mapping[str, Any], source: str, *studies: str) -> None:
+    """Refuse the file of another command."""
+    for study in studies:
+        article = "an" if study[0] in "aeiou" else "a"
+        require(
+            not STUDIES[study] <= tree.keys(), f"{source} is {article} {study}; run it with `fedadc {study} {source}`."
+        )
 
 
 def changed_config(config: Config, overrides: Sequence[str] = (), presets: Sequence[str] = ()) -> Config:

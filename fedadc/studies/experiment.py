@@ -22,7 +22,7 @@ from fedadc.analysis.comparison import Comparison
 from fedadc.analysis.plots import PLOT
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
-from fedadc.config.settings import TABLES, Config, parse_config
+from fedadc.config.settings import TABLES, Config, parse_config, require_no_study
 from fedadc.config.yaml import overlay, read_yaml, with_value
 from fedadc.errors import (
     FedadcError,
@@ -32,7 +32,9 @@ from fedadc.errors import (
 )
 from fedadc.fields.settings import Settings
 from fedadc.runs.record import RecordedRun, read_run
+from fedadc.studies.choosing import require_measured
 from fedadc.studies.queue import Job, Watcher, finished, require_none_failed, train_jobs
+from fedadc.studies.space import edges, spanned
 from fedadc.system.files import checksum, folder_lock, write_text
 from fedadc.system.user_code import Notes, UserCode
 
@@ -56,7 +58,8 @@ class Experiment(Settings):
     base: dict[str, Any]  # a config without method and seed
     runs: dict[str, Any]  # label -> candidate
     seeds: list[int]
-    budget: int  # number of settings per label, the same for all
+    budget: int | None = None  # number of settings per label, the same for all
+    equal_budgets: bool = True  # False: grids may have different sizes, and the table says so
     choose_by: str = "validation_accuracy"
     target: float | None = None  # the accuracy to reach; the table shows how long it took
     x: str = "round"  # the measure of progress, as in `fedadc compare --x`
@@ -66,6 +69,10 @@ class Experiment(Settings):
         require(bool(self.seeds), "seeds must name at least one seed.")
         require(len(set(self.seeds)) == len(self.seeds), f"seeds must not name a seed twice: {self.seeds}.")
         require(bool(self.runs), "runs must name at least one method.")
+        require(
+            self.budget is not None or not self.equal_budgets,
+            "budget is missing; write how many settings every run may try, e.g. budget: 12, or equal_budgets: false.",
+        )
         if self.x not in AXES:
             raise unknown("x", self.x, AXES)
         require(self.target is None or 0 < self.target <= 1, f"target must be a share such as 0.9, not {self.target}.")
@@ -102,6 +109,7 @@ class Choice:
     setting: dict[str, Any]
     scores: list[tuple[dict[str, Any], float | None]]  # (setting, score); None: training diverged
     runs: list[RecordedRun]  # of the chosen setting; empty if all settings diverged
+    edges: list[str] = field(default_factory=list)  # sentences on values that stand at the edge of the grid
 
     def described(self) -> str:
         """The chosen setting as text."""
@@ -176,18 +184,12 @@ def train_trials(
 def read_experiment(path: Path, notes: Notes = log.info) -> tuple[Experiment, list[Trial]]:
     """The experiment in a file and all its trials, whose configs are checked."""
     schema, tree = Schema(TABLES, UserCode(path.resolve().parent, notes)), read_yaml(path)
+    require_no_study(tree, str(path), "sweep")
     require("rounds" not in tree, f"{path} is the config of one run; train it with `fedadc run {path}`.")
     experiment = schema.build(Experiment, tree)
     trials = list(_trials(experiment, schema))
     for trial in trials:
-        method, measured = trial.config.method, {"accuracy", "loss", *trial.config.evaluate.metrics} - {"per_class"}
-        names = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
-        metrics = sorted(f"validation_{name}" for name in names)
-        if experiment.choose_by not in metrics:
-            raise FedadcError(
-                f"choose_by: {experiment.choose_by} is not measured by runs.{trial.label}; it measures "
-                f"{', '.join(metrics)} (see evaluate.metrics)."
-            )
+        require_measured(trial.config, experiment.choose_by, f"runs.{trial.label}")
     return experiment, trials
 
 
@@ -199,8 +201,9 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
         grid = [[(key, value) for value in values] for key, values in candidate.grid.items()]
         points = list(product(*grid))
         require(
-            len(points) == experiment.budget,
-            f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every run.",
+            not experiment.equal_budgets or len(points) == experiment.budget,
+            f"runs.{label}.grid has {len(points)} settings, but the budget is {experiment.budget} for every run; "
+            "change its grid, or write equal_budgets: false to compare runs that are not tuned alike.",
         )
         slug = re.sub(r"[^\w+]+", "-", label.lower()).strip("-")
         require(bool(slug), f"runs: the label {label!r} has no letter or digit to name its folder after.")
@@ -270,7 +273,9 @@ def choose(experiment: Experiment, trials: Sequence[Trial], out: Path, diverged:
         best = settings[max(scores, key=lambda number: sign * scores[number])] if scores else []
         all_scores = [(members[0].setting, scores.get(number)) for number, members in settings.items()]
         runs = [read_run(out / t.folder) for t in best]
-        choices.append(Choice(label, best[0].setting if best else {}, all_scores, runs))
+        setting = best[0].setting if best else {}
+        grid = {key: [s[key] for s, _ in all_scores] for key in setting}
+        choices.append(Choice(label, setting, all_scores, runs, edges(spanned(grid), setting)))
     return choices
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from fedadc.analysis.compare import group, higher_is_better, human_bytes, positions, summarize, table_rows
+from fedadc.analysis.comparison import compare
 from fedadc.analysis.plots import plot
 from fedadc.errors import FedadcError
 from fedadc.runs.record import RecordedRun, read_run
@@ -44,7 +45,7 @@ def write(tmp_path: Path) -> Write:
     def make(accuracies: Sequence[float | None], cohort: int = 2, **change: Any) -> RecordedRun:
         path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         path.mkdir()
-        (path / "config.yaml").write_text(yaml.safe_dump(merged(FEDAVG, change)))
+        (path / "config.yaml").write_text(yaml.safe_dump(merged(FEDAVG, change), sort_keys=False))
         lines = [
             {"round": t, "train_loss": 1.0, **({} if a is None else {"test_accuracy": a, "test_loss": 1 - a}),
              "cohort": list(range(cohort)), "bytes_up": 100 * cohort, "bytes_down": 250 * cohort,
@@ -207,11 +208,41 @@ def test_a_setting_that_only_one_run_names_keeps_runs_apart(write: Write) -> Non
         assert sorted(len(m) for m in group(runs).values()) == [1, 1]
 
 
-def test_one_label_for_different_settings_is_refused(write: Write) -> None:
+def test_one_label_for_different_settings_gets_what_differs(write: Write) -> None:
     first, second = write([0.5], label="x"), write([0.5], label="x", local={"lr": 0.5})
-    with pytest.raises(FedadcError, match=r"both labeled 'x' but differ in local\.lr"):
-        group([first, second])
+    other = write([0.5], label="y", local={"lr": 0.7, "steps": 9})
+    assert labels(first, second, other) == ["x lr=0.1", "x lr=0.5", "y"]  # only what differs among runs of the label
+    assert len(group([first, second, write([0.5], label="x", **seeds(1))])["x lr=0.1"]) == 2
     assert len(group([first, write([0.5], label="x", **seeds(1))])["x"]) == 2
+    models = labels(first, write([0.5], label="x", model={"name": "cnn"}), write([0.5], label="x", **FEDADC))
+    assert models[:2] == ["x model=mlp method=fedavg", "x model=cnn method=fedavg"]
+    assert models[2] == "x model=mlp method=fedadc beta=0.9 nesterov=False"
+
+
+def test_a_setting_that_repeats_another_is_named_once(write: Write) -> None:
+    runs = [
+        write([0.5], label="x", rounds=n, local={"schedule": {"name": "constant", "horizon": n}, "lr": lr})
+        for n, lr in ((3, 0.1), (6, 0.1), (9, 0.2))
+    ]
+    assert labels(*runs) == ["x rounds=3 lr=0.1", "x rounds=6 lr=0.1", "x rounds=9 lr=0.2"]
+
+
+def test_a_label_that_spells_out_the_difference_itself_is_refused(write: Write) -> None:
+    runs = [write([0.5], label="x"), write([0.5], label="x", local={"lr": 0.5}), write([0.5], label="x lr=0.5")]
+    with pytest.raises(FedadcError, match=r"both labeled 'x lr=0\.5' but differ in"):
+        group(runs)
+
+
+def test_a_folder_of_a_grid_is_compared_even_while_it_is_trained(write: Write, tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        write([0.5, 0.6], label="x", local={"lr": lr})
+    begun = write([0.5], label="x", local={"lr": 0.3}).path
+    (begun / "metrics.jsonl").write_text("")
+    said: list[str] = []
+    assert [row.label for row in compare(tmp_path, notes=said.append)] == ["x lr=0.1", "x lr=0.2"]
+    assert said[0] == f"{begun} is left out: it has no finished round yet" and "ended after 2 of 3" in said[1]
+    with pytest.raises(FedadcError, match="no finished round"):
+        compare([tmp_path, begun])  # it is asked for by name
 
 
 # --- plots -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from fedadc.analysis.compare import final
+from fedadc.cli.terminal import choices_table
 from fedadc.config.presets import PRESETS
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError
@@ -20,7 +21,7 @@ from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config, read_run
 from fedadc.selections import SELECTIONS, Uniform
-from fedadc.studies.experiment import Trial, check_rows, choose, read_experiment, train_trials
+from fedadc.studies.experiment import Choice, Trial, check_rows, choose, read_experiment, train_trials
 from fedadc.studies.queue import finished
 
 SMALL: dict[str, Any] = {
@@ -129,6 +130,34 @@ def test_bad_experiments_are_refused_before_anything_runs(tmp_path: Path, change
         read_experiment(written(tmp_path, {**SMALL, **change}))
 
 
+def test_grids_of_different_sizes_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {"A": {"grid": {"local.lr": [0.1, 0.2, 0.3]}}, "B": {"grid": {"local.lr": [0.1, 0.2]}}}
+    tree = {**SMALL, "seeds": [0], "runs": runs}
+    with pytest.raises(FedadcError, match=r"runs\.A\.grid has 3 settings, but the budget is 2 .* equal_budgets: false"):
+        read_experiment(written(tmp_path, tree))
+    del tree["budget"]
+    with pytest.raises(FedadcError, match="budget is missing; write how many settings"):
+        read_experiment(written(tmp_path, tree))
+    _, trials = read_experiment(written(tmp_path, {**tree, "equal_budgets": False}))
+    assert [t.label for t in trials] == ["A"] * 3 + ["B"] * 2
+    scores = [({"local.lr": lr}, 0.5) for lr in (0.1, 0.2, 0.3)]
+    choices_table([Choice("A", {}, scores, []), Choice("B", {}, scores[:2], [])], "validation_accuracy")
+    told = capsys.readouterr().out
+    assert "budgets differ: * fewer settings than other runs, which tried 3" in " ".join(told.split())
+    assert "│        3 │" in told and "│      2 * │" in told
+    choices_table([Choice("A", {}, scores, []), Choice("B", {}, scores, [])], "validation_accuracy")
+    assert "budgets differ" not in capsys.readouterr().out
+
+
+def test_a_choice_at_the_edge_of_its_grid_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = {"local.lr": [1e-5, 0.2], "model.hidden": [[8]], "local.batch_size": [8]}
+    plan, trials = read_experiment(written(tmp_path, {**SMALL, "seeds": [0], "runs": {"A": {"grid": grid}}}))
+    (choice,) = choose(plan, trials, tmp_path / "out", train(trials, tmp_path / "out"))
+    assert choice.edges == ["the best local.lr, 0.2, stands at the edge of its grid, 1e-05 to 0.2; try larger values"]
+    choices_table([choice], plan.choose_by)
+    assert "note: A: the best local.lr, 0.2, stands at the edge" in capsys.readouterr().err
+
+
 def test_two_labels_never_share_a_folder(tmp_path: Path) -> None:
     same = SMALL["runs"]["FedAvg"]
     with pytest.raises(FedadcError, match="share the folder"):
@@ -232,7 +261,7 @@ def test_drift_is_nothing_to_choose_by(tmp_path: Path) -> None:
         read_experiment(written(tmp_path, {**SMALL, "base": base, "choose_by": "drift_spread"}))
 
 
-CONFIGS = [p for p in EXPERIMENTS.glob("*.yaml") if "runs" not in read_yaml(p)]
+CONFIGS = [p for p in EXPERIMENTS.glob("*.yaml") if not {"runs", "search"} & read_yaml(p).keys()]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

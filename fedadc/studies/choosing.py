@@ -1,0 +1,24 @@
+"""Settings are chosen by validation data: what a config measures there, and the metric of the test data beside it."""
+
+from __future__ import annotations
+
+from fedadc.config.settings import Config
+from fedadc.errors import FedadcError
+
+
+def require_measured(config: Config, choose_by: str, what: str = "this config") -> None:
+    """Refuse a metric that a run of this config does not record."""
+    method, measured = config.method, {"accuracy", "loss", *config.evaluate.metrics} - {"per_class"}
+    names = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
+    metrics = sorted(f"validation_{name}" for name in names)
+    if choose_by not in metrics:
+        raise FedadcError(
+            f"choose_by: {choose_by} is not measured by {what}; it measures {', '.join(metrics)} (see "
+            "evaluate.metrics)."
+        )
+
+
+def test_metric(choose_by: str) -> str:
+    """The same metric on test data; for personal models, on the clients' own test shares."""
+    name = choose_by.removeprefix("validation_")
+    return name if name.startswith("personal_") else f"test_{name}"
