@@ -55,7 +55,9 @@ def test_a_scale_says_line_by_line_what_it_changes() -> None:
     assert plan_of("fig1-s2", AS_PUBLISHED, range(2)).changes() == ["seeds: 2 instead of 10"]
     laptop = plan_of("fig1-s2", ON_LAPTOP).changes()
     assert "rounds: 100 instead of 500" in laptop and "model.width: 0.25 instead of 1.0" in laptop
-    nesterov = "FedADC Nesterov: local.lr 0.025, method.beta 0.9 instead of searching local.lr [0.01, 0.025, 0.05, 0.1]"
+    nesterov = (
+        "FedADC Nesterov: local.lr 0.015, method.beta 0.95 instead of searching local.lr [0.01, 0.025, 0.05, 0.1]"
+    )
     assert any(line.startswith(nesterov) for line in laptop)
     assert "data.name: digits instead of cifar10" in plan_of("table1", ON_DIGITS).changes()
 
