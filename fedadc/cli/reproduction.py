@@ -141,7 +141,7 @@ def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], json: boo
 
 
 def _print_result(result: Reproduction, json: bool) -> None:
-    from fedadc.cli.terminal import duration, print_table, say
+    from fedadc.cli.terminal import duration, note, print_table, say
     from fedadc.studies.reproduction import RULE
 
     if json:
@@ -150,6 +150,8 @@ def _print_result(result: Reproduction, json: bool) -> None:
     _print_plan(result.plan)
     for title, (headings, cells) in result.tables():
         print_table(title, headings, cells, "accuracy: mean of the last 10 rounds, then mean ± std over seeds")
+    for sentence in result.edges():
+        note(sentence)
     headings, cells = result.claims_table()
     print_table("claims of the paper", headings, cells, f"ours: mean over seeds [interval], in points. {RULE}")
     if result.plan.scale.name != "paper":

@@ -20,6 +20,7 @@ from fedadc.studies.plan import Key, PlannedRow, PlannedRun, ReproductionPlan, S
 from fedadc.studies.progress import Progress, RunProgress
 from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
+from fedadc.studies.space import edges, spanned
 from fedadc.system.files import folder_lock
 from fedadc.system.user_code import Notes
 
@@ -172,7 +173,8 @@ class _Study:
         ended = [outcome.status for run, outcome in self.outcomes if run.row == row and outcome.status != "finished"]
         problems = ", ".join(dict.fromkeys(ended)) or ("" if runs else "not run")
         reported = row.panel.reported.get(row.row.label)
-        return ReproducedRow(*row.key, setting or {}, len(self.plan.seeds), values, reported, problems)
+        at_edge = edges(spanned(row.grid), setting) if setting else []
+        return ReproducedRow(*row.key, setting or {}, at_edge, len(self.plan.seeds), values, reported, problems)
 
     def seconds(self) -> tuple[float, float]:
         """The estimated time of the runs that were trained now, and what they took."""

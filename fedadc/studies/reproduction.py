@@ -45,6 +45,7 @@ class ReproducedRow:
     panel: str
     label: str
     setting: Setting  # chosen from its grid
+    edges: Sequence[str]  # sentences on chosen values that stand at the edge of the grid
     planned: int  # seeds
     values: Mapping[str, Mapping[int, float]]  # measure -> seed -> figure of a finished run
     reported: tuple[float, float] | None  # the paper's mean and std, in percent
@@ -63,9 +64,9 @@ class ReproducedRow:
             name: {"mean": self.mean(name), "std": self.std(name), "seeds": dict(of_seed)}
             for name, of_seed in self.values.items()
         }
-        named = {"panel": self.panel, "label": self.label, "setting": self.setting, "problem": self.problem}
+        named = {"panel": self.panel, "label": self.label, "setting": self.setting, "edges": list(self.edges)}
         paper = None if self.reported is None else {"mean": self.reported[0], "std": self.reported[1]}
-        return {**named, "figures": figures, "paper_percent": paper}
+        return {**named, "problem": self.problem, "figures": figures, "paper_percent": paper}
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class Reproduction:
             rows = [row for row in self.rows if row.panel == panel.name]
             if rows:
                 yield self.plan.title(panel), _table(rows, self.plan.design.measures, self.plan.on_papers_data(panel))
+
+    def edges(self) -> list[str]:
+        """Sentences on chosen values that stand at the edge of their grids."""
+        return [f"{row.label}, {row.panel}: {sentence}" for row in self.rows for sentence in row.edges]
 
     def claims_table(self) -> Table:
         headings = ["claim", "paper", "ours", "verdict"]
@@ -231,6 +236,7 @@ def as_markdown(result: Reproduction) -> str:
     lines += [f"- {change}" for change in plan.changes()] + [""]
     for title, table in result.tables():
         lines += [f"## {title}", "", *_markdown(table), ""]
+    lines += [f"- {sentence}" for sentence in result.edges()] + [""]
     lines += ["## Claims", "", *_markdown(result.claims_table()), "", RULE, ""]
     return "\n".join(lines)
 
