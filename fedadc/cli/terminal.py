@@ -163,18 +163,20 @@ def progress_of_queue() -> Iterator[Callable[[Progress], None]]:
         return
     columns = (
         BarColumn(bar_width=20),
-        TextColumn("{task.fields[ended]}/{task.total} runs"),
+        TextColumn("{task.fields[ended]}/{task.total} {task.fields[unit]}"),
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.description}"),
     )
     with Bars(*columns, console=err) as bars:
-        task = bars.add_task("starting", total=0, ended=0, left="")
+        task = bars.add_task("starting", total=0, ended=0, left="", unit="runs")
 
         def watch(progress: Progress) -> None:
             shown = " · ".join(_described(run) for run in progress.running)
+            room = max(10, err.width - 46)  # beside the bar, the count and the time
+            shown = shown if len(shown) <= room else f"{shown[: room - 1]}…"
             bars.update(
                 task, total=progress.runs, completed=progress.share, ended=progress.ended,
-                left=_time_left(progress), description=escape(shown),
+                unit=progress.unit, left=_time_left(progress), description=escape(shown),
             )  # fmt: skip
 
         yield watch
@@ -188,6 +190,7 @@ class _QueueLines:
 
     def __call__(self, progress: Progress) -> None:
         now, steps = time.monotonic(), max(1, progress.runs // 10)
+        self.shown = min(self.shown, progress.ended)  # another queue may follow
         due = progress.ended > self.shown and (progress.ended % steps == 0 or progress.ended == progress.runs)
         if not due and (now - self.last_line < MAX_SILENCE or not progress.running):
             return
@@ -195,7 +198,7 @@ class _QueueLines:
         label, record = progress.last or ("", {})
         last = ", ".join(filter(None, (label, _latest_metric(record)))) if due else ""
         running = "; ".join(_described(run) for run in progress.running)
-        parts = (f"{progress.ended}/{progress.runs} runs", _time_left(progress), last or running)
+        parts = (f"{progress.ended}/{progress.runs} {progress.unit}", _time_left(progress), last or running)
         err.print(Text(", ".join(filter(None, parts))), soft_wrap=True)
 
 

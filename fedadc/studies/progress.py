@@ -26,7 +26,8 @@ class Progress:
     ended: int  # finished, diverged, failed, or not run
     running: Sequence[RunProgress]
     last: tuple[str, dict[str, Any]] | None  # label and last record of the run that ended last
-    seconds_left: float | None  # None: nothing is known yet
+    seconds_left: float | None = None  # None: nothing is known yet
+    unit: str = "runs"
 
     @property
     def share(self) -> float:

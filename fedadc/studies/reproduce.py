@@ -55,7 +55,7 @@ def reproduce(
     notes(f"{plan.design.title}; scale {plan.scale.name}: {plan.scale.summary}")
     study = _Study(plan, _folder(plan, out), data_folder, jobs, watch, notes, budget and 3600 * budget)
     with folder_lock(study.out):
-        study.estimate()
+        study.estimate(_calibrations(watch))
         study.train(plan.tuning_runs(study.out))
         scores = study.scores()
         chosen = plan.chosen(scores)
@@ -181,6 +181,11 @@ class _Study:
         trained = [(run, outcome.seconds) for run, outcome in self.outcomes if outcome.seconds]
         expected = sum(self.costs[run.row.key, run.tuning].seconds for run, _ in trained)
         return expected, sum(seconds for _, seconds in trained)
+
+
+def _calibrations(watch: Watcher | None) -> Callable[[int, int], None] | None:
+    """A callback of `estimate` that reports to the watcher of a queue."""
+    return None if watch is None else lambda done, total: watch(Progress(total, done, [], None, None, "calibrations"))
 
 
 class _ClientCounter:
