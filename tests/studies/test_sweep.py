@@ -176,6 +176,14 @@ def test_equal_settings_share_their_runs(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")  # neither we nor Optuna print
 
 
+def test_a_rung_has_the_same_value_if_the_run_is_already_farther(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sampler": "random", "trials": 5, "pruner": "median", "rungs": [1, 2], "batch": 1}
+    trials = fedadc.sweep(SMALL, {"local.lr": [0.1, 0.9]}, out=tmp_path / "out", **settings).trials
+    for lr in (0.1, 0.9):
+        equal = [t.rungs for t in trials if t.settings["local.lr"] == lr]
+        assert len(equal) >= 2 and all(rungs == equal[0] for rungs in equal) and len(set(equal[0].values())) == 2
+
+
 # --- files and the command line --------------------------------------------------------------------------------------
 
 
