@@ -17,6 +17,7 @@ from fedadc.runs.record import RecordedRun
 PLOT = "convergence.png"  # in the folder of several runs
 STYLES = ("-", "--", ":", "-.")
 COLORS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
+LOOKS = [(color, style) for style in STYLES for color in COLORS]
 
 
 def plot(
@@ -58,7 +59,7 @@ def plot(
 def plot_panels(
     panels: Mapping[str, Sequence[RecordedRun]], path: Path, metrics: Sequence[str], x: str, title: str
 ) -> None:
-    """Save convergence curves of several panels side by side. A label has one color in all, a metric one line style."""
+    """Save convergence curves of several panels side by side. A label has one look in all; metrics differ in style."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,7 +74,8 @@ def plot_panels(
     for number, (name, groups) in enumerate(grouped.items(), start=1):
         axes = figure.add_subplot(lines, columns, number)
         for index, metric in enumerate(metrics):
-            styles = {label: (COLORS[labels.index(label) % len(COLORS)], STYLES[index]) for label in groups}
+            looks = LOOKS if len(metrics) == 1 else [(color, STYLES[index]) for color in COLORS]
+            styles = {label: looks[labels.index(label) % len(looks)] for label in groups}
             suffix = f", {metric.removesuffix('_test_accuracy')}" if index else ""
             _draw(axes, groups, metric, x, styles, len(metrics) == 1 and len(labels) <= 4, suffix)
         axes.set_ylabel("test accuracy (%)")

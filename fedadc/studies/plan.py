@@ -104,6 +104,9 @@ class ReproductionPlan:
         """The title of a panel, with the data on which it is trained here."""
         return f"{self.scale.tree(panel, panel.rows[0])['data']['name']}, {panel.title}"
 
+    def on_papers_data(self, panel: Panel) -> bool:
+        return bool(self.scale.tree(panel, panel.rows[0])["data"]["name"] == panel.base["data"]["name"])
+
     def changes(self) -> list[str]:
         """What differs from the published settings, line by line."""
         return list(dict.fromkeys(_changes(self)))

@@ -94,23 +94,25 @@ class Reproduction:
         for panel in self.plan.design.panels:
             rows = [row for row in self.rows if row.panel == panel.name]
             if rows:
-                yield self.plan.title(panel), _table(rows, self.plan.design.measures)
+                yield self.plan.title(panel), _table(rows, self.plan.design.measures, self.plan.on_papers_data(panel))
 
     def claims_table(self) -> Table:
         headings = ["claim", "paper", "ours", "verdict"]
         return headings, [[c.claim.text, c.claim.reported or "–", _ours(c), _verdict(c)] for c in self.claims]
 
 
-def _table(rows: Sequence[ReproducedRow], measures: Sequence[str]) -> Table:
+def _table(rows: Sequence[ReproducedRow], measures: Sequence[str], same_data: bool) -> Table:
+    """A line per method. The difference from the paper is shown only where the data is the paper's."""
     compared, searched = any(row.reported for row in rows), any(row.setting for row in rows)
-    headings = ["method", "seeds", *map(_heading, measures), *(["paper", "difference"] if compared else [])]
+    headings = ["method", "seeds", *map(_heading, measures)]
+    headings += (["paper", "difference"] if same_data else ["paper, other data"]) if compared else []
     cells = []
     for row in rows:
         done = len(next(iter(row.values.values())))
         seeds = str(done) if done == row.planned else f"{done} of {row.planned}"
         line = [row.label, seeds, *(_figure(row, name) for name in measures)]
         if compared:
-            line += [_reported(row), _difference(row)]
+            line += [_reported(row), *([_difference(row)] if same_data else [])]
         if searched:
             line.append(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in row.setting.items()) or "–")
         cells.append(line)
@@ -132,7 +134,7 @@ def _figure(row: ReproducedRow, name: str) -> str:
 
 
 def _reported(row: ReproducedRow) -> str:
-    return "–" if row.reported is None else f"{row.reported[0]:.1f} ± {row.reported[1]:.1f}"
+    return "–" if row.reported is None else f"{row.reported[0]:g} ± {row.reported[1]:g}"
 
 
 def _difference(row: ReproducedRow) -> str:
