@@ -93,6 +93,13 @@ def test_a_test_metric_cannot_change_the_choice(grid: SweepResult, tmp_path: Pat
     assert again.best.score == grid.best.score
     assert again.best.values["test_accuracy"] != grid.best.values["test_accuracy"]
 
+    (out / "trials.jsonl").unlink()  # a run whose validation figures are not finite, though it was not stopped
+    overflown = out / "trial-0001/seed1/metrics.jsonl"
+    records = [json.loads(line) for line in overflown.read_text().splitlines()]
+    overflown.write_text("".join(json.dumps({**r, "validation_accuracy": None}) + "\n" for r in records))
+    last = fedadc.sweep(SMALL, GRID, seeds=[0, 1], out=out, jobs=2)
+    assert [t.state for t in last.trials] == ["finished", "diverged", "diverged"] and last.best == last.trials[0]
+
 
 # --- exact repetition ------------------------------------------------------------------------------------------------
 
