@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedadc.analysis.compare import curve, final
+from fedadc.analysis.compare import final, higher_is_better
 from fedadc.analysis.heatmap import HEATMAP, draw_heat_map
 from fedadc.config.settings import Config
 from fedadc.errors import require
@@ -57,7 +57,7 @@ class SweepResult:
 
     def ranked(self) -> list[SweepTrial]:
         """The best first; then the pruned ones, those first that came farther; then those that diverged."""
-        sign = -1 if self.choose_by.endswith("loss") else 1
+        sign = 1 if higher_is_better(self.choose_by) else -1
         order = ("finished", "pruned", "diverged")
 
         def rank(trial: SweepTrial) -> tuple[int, int, float]:
@@ -179,8 +179,10 @@ class _Search:
         if not todo:
             return
         diverged = self._train(todo, rung)
-        trials = [replace(t, state="diverged") if t.trial in diverged else t for t in self.trials]
-        values = {t.trial: self._at_rung(t, rung) for t in todo if t.trial not in diverged}
+        reached = {t.trial: None if t.trial in diverged else self._at_rung(t, rung) for t in todo}
+        values = {number: value for number, value in reached.items() if value is not None}
+        bad = reached.keys() - values.keys()
+        trials = [replace(t, state="diverged") if t.trial in bad else t for t in self.trials]
         self._save(
             pruned_at(rung, values, plan.space, trials, plan.sweep.pruner, plan.rungs, plan.rounds, plan.maximize)
         )
@@ -231,18 +233,26 @@ class _Search:
     def _read(self, trial: SweepTrial) -> list[RecordedRun]:
         return [read_run(path) for path in self._paths(trial)]
 
-    def _at_rung(self, trial: SweepTrial, rung: int) -> float:
-        """The mean over seeds of the last evaluated value; a run may be farther if its settings were tried before."""
-        curves = [curve(run, self.plan.sweep.choose_by) for run in self._read(trial)]
-        return statistics.mean([value for at, value in points if at <= rung][-1] for points in curves)
+    def _at_rung(self, trial: SweepTrial, rung: int) -> float | None:
+        """The mean over seeds of the last evaluated value; a run may be farther if its settings were tried before.
+
+        None: no value is finite, e.g. if the loss overflows while the model does not. That counts as divergence.
+        """
+        metric, runs = self.plan.sweep.choose_by, self._read(trial)
+        values = [
+            [v for r in run.records if r["round"] <= rung and (v := _number(r, metric)) is not None] for run in runs
+        ]
+        return statistics.mean(reached[-1] for reached in values) if all(values) else None
 
     def _scored(self, trial: SweepTrial) -> SweepTrial:
-        choose_by = self.plan.sweep.choose_by
-        runs = self._read(trial)
-        values = {choose_by: [final(run, choose_by) for run in runs]}
-        test = test_metric(choose_by)
-        if all(any(isinstance(r.get(test), float) for r in run.records) for run in runs):
-            values[test] = [final(run, test) for run in runs]
+        choose_by, runs = self.plan.sweep.choose_by, self._read(trial)
+        values = {
+            metric: [final(run, metric) for run in runs]
+            for metric in (choose_by, test_metric(choose_by))
+            if all(any(_number(record, metric) is not None for record in run.records) for run in runs)
+        }
+        if choose_by not in values:
+            return replace(trial, state="diverged")
         return replace(trial, state="finished", score=statistics.mean(values[choose_by]), values=values)
 
     def _running(self) -> list[SweepTrial]:
@@ -259,6 +269,11 @@ class _Search:
         self.trials = trials
         for trial in trials:
             self.first_of.setdefault(json.dumps(trial.settings), trial.trial)
+
+
+def _number(record: Mapping[str, Any], metric: str) -> float | None:
+    value = record.get(metric)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _result(plan: SweepPlan, trials: list[SweepTrial], folder: Path) -> SweepResult:

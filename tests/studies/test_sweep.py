@@ -93,6 +93,13 @@ def test_a_test_metric_cannot_change_the_choice(grid: SweepResult, tmp_path: Pat
     assert again.best.score == grid.best.score
     assert again.best.values["test_accuracy"] != grid.best.values["test_accuracy"]
 
+    (out / "trials.jsonl").unlink()  # a run whose validation figures are not finite, though it was not stopped
+    overflown = out / "trial-0001/seed1/metrics.jsonl"
+    records = [json.loads(line) for line in overflown.read_text().splitlines()]
+    overflown.write_text("".join(json.dumps({**r, "validation_accuracy": None}) + "\n" for r in records))
+    last = fedadc.sweep(SMALL, GRID, seeds=[0, 1], out=out, jobs=2)
+    assert [t.state for t in last.trials] == ["finished", "diverged", "diverged"] and last.best == last.trials[0]
+
 
 # --- exact repetition ------------------------------------------------------------------------------------------------
 
@@ -174,6 +181,14 @@ def test_equal_settings_share_their_runs(tmp_path: Path, capfd: pytest.CaptureFi
     assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == folders
     assert len({(t.settings["method.beta"], t.score) for t in result.trials}) == 2
     assert capfd.readouterr() == ("", "")  # neither we nor Optuna print
+
+
+def test_a_rung_has_the_same_value_if_the_run_is_already_farther(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sampler": "random", "trials": 5, "pruner": "median", "rungs": [1, 2], "batch": 1}
+    trials = fedadc.sweep(SMALL, {"local.lr": [0.1, 0.9]}, out=tmp_path / "out", **settings).trials
+    for lr in (0.1, 0.9):
+        equal = [t.rungs for t in trials if t.settings["local.lr"] == lr]
+        assert len(equal) >= 2 and all(rungs == equal[0] for rungs in equal) and len(set(equal[0].values())) == 2
 
 
 # --- files and the command line --------------------------------------------------------------------------------------
