@@ -213,12 +213,16 @@ class _Queue:
         """Start processes for the next runs, as long as there is room."""
         while self._waiting and len(self._running) < self.slots:
             job, number = self._waiting.popleft()
-            if self._fits(job):
-                with deferred_signals():
-                    self._running.append(self._attempt(job, number))
-            else:
+            if not self._fits(job):
                 hours = (self.budget or 0) / 3600
                 self.outcomes.append(Outcome(job, "not run", f"it does not fit in the budget of {hours:g} hours"))
+                continue
+            try:
+                with deferred_signals():
+                    self._running.append(self._attempt(job, number))
+            except (OSError, EOFError) as error:  # no more processes, or a process server that is dying
+                time.sleep(INTERVAL)
+                self._try_again(job, number, f"its process cannot be started ({one_line(error)})")
 
     def _fits(self, job: Job) -> bool:
         if self.budget is None:
@@ -243,7 +247,10 @@ class _Queue:
             attempt = next(a for a in self._running if a.pipe is ready)
             try:
                 self._accept(attempt, attempt.pipe.recv())
+                over = attempt.outcome is not None
             except (EOFError, OSError):
+                over = True
+            if over:
                 self._ended(attempt)
 
     def _accept(self, attempt: _Attempt, message: Any) -> None:
@@ -259,8 +266,8 @@ class _Queue:
             attempt.record = message
 
     def _ended(self, attempt: _Attempt) -> None:
-        """A process has ended: note the outcome, or try again."""
-        attempt.process.join(PATIENCE)
+        """A process has ended, or is about to: note the outcome, or try again."""
+        _end(attempt.process, time.monotonic() + PATIENCE)
         attempt.pipe.close()
         self._running.remove(attempt)
         self._pace.add(attempt.job.label, attempt.units_done, time.monotonic() - attempt.began)
@@ -272,12 +279,19 @@ class _Queue:
         died = f"its process {manner_of_death(code)}" + (f" after round {attempt.round}" if attempt.record else "")
         if code == 1 and not attempt.started:
             self.outcomes.append(Outcome(attempt.job, "failed", CANNOT_START, FedadcError.exit_code))
-        elif attempt.number < ATTEMPTS:
-            log.warning("%s: %s; it is started again", attempt.job.path, died)
-            self._waiting.appendleft((attempt.job, attempt.number + 1))
         else:
-            message = f"{died}, {ATTEMPTS} times in all; if memory is short, use fewer `jobs` (finished runs are kept)."
-            self.outcomes.append(Outcome(attempt.job, "failed", message, WorkersLost.exit_code))
+            self._try_again(attempt.job, attempt.number, died)
+
+    def _try_again(self, job: Job, number: int, problem: str) -> None:
+        """Put a job back to the front of the queue, unless this was the last attempt."""
+        if number < ATTEMPTS:
+            log.warning("%s: %s; it is started again", job.path, problem)
+            self._waiting.appendleft((job, number + 1))
+        else:
+            message = (
+                f"{problem}, {ATTEMPTS} times in all; if memory is short, use fewer `jobs` (finished runs are kept)."
+            )
+            self.outcomes.append(Outcome(job, "failed", message, WorkersLost.exit_code))
 
     def _show(self) -> None:
         if self.watch is not None:
@@ -303,11 +317,15 @@ class _Queue:
             until = time.monotonic() + PATIENCE
             for attempt in running:
                 attempt.pipe.close()
-                attempt.process.join(max(0.0, until - time.monotonic()))
-            for attempt in running:
-                if attempt.process.is_alive():
-                    attempt.process.kill()
-                    attempt.process.join()
+                _end(attempt.process, until)
+
+
+def _end(process: BaseProcess, until: float) -> None:
+    """Wait for the end of a process; kill it if it takes too long."""
+    process.join(max(0.0, until - time.monotonic()))
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 @dataclass(frozen=True)
