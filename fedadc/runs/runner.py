@@ -225,7 +225,12 @@ def execute(
             if done and directory is not None and not directory.last_round_evaluated:
                 directory.add_to_last_record(federation.evaluator(state))
                 history = directory.history
-            for result in () if done else _rounds(plan, state, until):
+            done = done or (until is not None and state.round >= until)
+            for result in (
+                ()
+                if done
+                else _up_to(until, federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True))
+            ):
                 with deferred_signals():
                     if directory is None:
                         history.append(record_of(result))
@@ -248,11 +253,9 @@ def execute(
     return RunResult(config, history, state, plan, None if directory is None else directory.path)
 
 
-def _rounds(plan: Plan, state: RunState, until: int | None) -> Iterator[Round]:
-    """The rounds to train from a state on, at most to round `until`."""
-    if until is not None and state.round >= until:
-        return
-    for result in plan.federation.rounds(plan.config.rounds, state, plan.config.stop.accuracy, trusted=True):
+def _up_to(until: int | None, stream: Iterator[Round]) -> Iterator[Round]:
+    """The same rounds, at most to round `until`. It has no reference to the state at the start, which may be large."""
+    for result in stream:
         yield result
         if result.round == until:
             return
