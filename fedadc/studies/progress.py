@@ -50,21 +50,20 @@ class PaceLearner:
 
     def __init__(self) -> None:
         self._work: dict[str, _Work] = {}
+        self._all = _Work()
 
     def add(self, kind: str, units: float, seconds: float) -> None:
-        work = self._work.setdefault(kind, _Work())
-        work.units += units
-        work.seconds += seconds
+        if units:  # a process that is still loading says nothing about the pace
+            for work in (self._work.setdefault(kind, _Work()), self._all):
+                work.units += units
+                work.seconds += seconds
 
     def copy(self) -> PaceLearner:
         return deepcopy(self)
 
     def pace(self, kind: str) -> float | None:
         """Seconds per unit; None if nothing was done yet."""
-        known = self._work.get(kind)
-        if known is None or not known.units:
-            units = sum(work.units for work in self._work.values())
-            known = _Work(units, sum(work.seconds for work in self._work.values() if work.units))
+        known = self._work.get(kind, self._all)
         return known.seconds / known.units if known.units else None
 
     def seconds(self, kind: str, units: float) -> float | None:

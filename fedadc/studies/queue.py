@@ -7,6 +7,7 @@ killed is started again. A signal ends all processes within seconds; each saves 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from fedadc.config.settings import Config
 from fedadc.engines.pool import CANNOT_START, require_may_start_processes
 from fedadc.errors import BUG, Diverged, FedadcError, WorkersLost, explained, one_line, require
@@ -29,6 +32,7 @@ from fedadc.runs.fingerprint import require_same_settings
 from fedadc.runs.record import is_finished, load_config, read_run, recorded_config
 from fedadc.runs.runner import run
 from fedadc.studies.progress import PaceLearner, Progress, RunProgress, remaining
+from fedadc.system.determinism import resolve_device
 from fedadc.system.processes import context, cores, manner_of_death, start_process_server
 from fedadc.system.signals import deferred_signals, stopping_on_signals
 from fedadc.system.user_code import Notes
@@ -38,6 +42,7 @@ THIS_MODULE = "fedadc.studies.queue"  # which the process server imports
 ATTEMPTS = 3  # to train a run whose process is killed
 PATIENCE = 10.0  # seconds that a process has to save its run and end
 LONG_RUN = 60.0  # estimated seconds of a run that may use several cores, if there are fewer runs than cores
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only the latter, which ends a process at once
 INTERVAL = 0.2  # seconds between two messages of a process, and between two reports to `watch`
 
 Watcher = Callable[[Progress], None]
@@ -69,7 +74,8 @@ class Outcome:
     message: str = ""  # why it failed
     exit_code: int = 0
     trace: str = ""  # of a bug
-    seconds: float = 0.0  # of training, now; 0 for a run that was finished before
+    seconds: float = 0.0  # of its process, now; 0 for a run that was finished before
+    rounds: int = 0  # that were trained now
 
 
 class RunsFailed(FedadcError):
@@ -94,22 +100,35 @@ def train_jobs(
     *,
     slots: int | None = None,
     data_dir: Path | None = None,
+    device: str = "cpu",
     watch: Watcher | None = None,
     notes: Notes = log.info,
-    budget_seconds: float | None = None,
+    deadline: float = math.inf,
 ) -> list[Outcome]:
-    """Train these runs, `slots` at once (default: one per core); returns how each ended, in the order of the jobs.
+    """Train these runs, `slots` at once; returns how each ended, in the order of the jobs.
 
-    With a budget, a run starts only if it is expected to end in time. The others are not run.
+    By default, one run per core is trained at once, or one per GPU. `deadline` is a time of `time.monotonic`: a run
+    starts only if it is expected to end before it. The others are not run.
     """
     require(len({job.path for job in jobs}) == len(jobs), "two jobs have the same run directory.")
     outcomes = {job.path: outcome for job in jobs if (outcome := _outcome_before(job)) is not None}
     todo = [job for job in jobs if job.path not in outcomes]
     if todo:
         require_may_start_processes()
-        queue = _Queue(todo, slots or cores(), data_dir, watch, notes, budget_seconds)
+        device = resolve_device(device)
+        queue = _Queue(todo, slots or _slots(device), data_dir, device, watch, notes, deadline)
         outcomes |= {outcome.job.path: outcome for outcome in queue.train()}
     return [outcomes[job.path] for job in jobs]
+
+
+def _slots(device: str) -> int:
+    """How many runs fit on the device: one per core or GPU."""
+    return cores() if device == "cpu" else max(1, len(_gpus(device)))
+
+
+def _gpus(device: str) -> list[str]:
+    """The GPUs that `cuda` means; a device with a number means itself."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if device == "cuda" else [device]
 
 
 def finished(jobs: Sequence[Job]) -> list[Job]:
@@ -130,14 +149,16 @@ def _outcome_before(job: Job) -> Outcome | None:
 
 
 def _is_done(job: Job) -> bool:
-    if is_finished(job.path, job.config):
-        return True
-    if job.last == job.config.rounds:
-        return False
+    paused = job.last < job.config.rounds and rounds_done(job.path) >= job.last
+    return paused or is_finished(job.path, job.config)
+
+
+def rounds_done(path: Path) -> int:
+    """The rounds that the run in a directory has recorded; 0 if there is none."""
     try:
-        return bool(read_run(job.path).records[-1]["round"] >= job.last)
+        return int(read_run(path).records[-1]["round"])
     except FedadcError:
-        return False
+        return 0
 
 
 @dataclass
@@ -148,6 +169,7 @@ class _Attempt:
     number: int  # from 1
     process: BaseProcess
     pipe: Connection
+    device: str
     began: float
     first: int = 0  # the first round that was trained; 0: none yet
     record: dict[str, Any] = field(default_factory=dict)  # of the last round
@@ -178,13 +200,13 @@ class _Queue:
         jobs: Sequence[Job],
         slots: int,
         data_dir: Path | None,
+        device: str,
         watch: Watcher | None,
         notes: Notes,
-        budget: float | None,
+        deadline: float,
     ) -> None:
         self.jobs, self.slots, self.data_dir, self.notes = jobs, slots, data_dir, notes
-        self.watch, self.budget = watch, budget
-        self.began = time.monotonic()
+        self.device, self.watch, self.deadline = device, watch, deadline
         self.outcomes: list[Outcome] = []
         self._waiting = deque((job, 1) for job in jobs)  # with the number of the attempt
         self._running: list[_Attempt] = []
@@ -214,8 +236,7 @@ class _Queue:
         while self._waiting and len(self._running) < self.slots:
             job, number = self._waiting.popleft()
             if not self._fits(job):
-                hours = (self.budget or 0) / 3600
-                self.outcomes.append(Outcome(job, "not run", f"it does not fit in the budget of {hours:g} hours"))
+                self.outcomes.append(Outcome(job, "not run", "it would end too late"))
                 continue
             try:
                 with deferred_signals():
@@ -225,21 +246,25 @@ class _Queue:
                 self._try_again(job, number, f"its process cannot be started ({one_line(error)})")
 
     def _fits(self, job: Job) -> bool:
-        if self.budget is None:
+        if self.deadline == math.inf:
             return True
-        expected = self._pace.seconds(job.label, _units(job, job.last))
-        return time.monotonic() - self.began + (job.cost if expected is None else expected) <= self.budget
+        rest = job.last - rounds_done(job.path)
+        expected = self._pace.seconds(job.label, _units(job, rest))
+        seconds = job.cost * rest / job.config.rounds if expected is None else expected
+        return time.monotonic() + seconds <= self.deadline
 
     def _attempt(self, job: Job, number: int) -> _Attempt:
         start_process_server(THIS_MODULE)  # it may have been killed too
         at_once = min(self.slots, len(self._waiting) + len(self._running) + 1)
-        workers = cores() // at_once if job.cost >= LONG_RUN else 0  # else starting them would take longer
+        workers = cores() // at_once if self.device == "cpu" and job.cost >= LONG_RUN else 0
+        busy = [attempt.device for attempt in self._running]
+        device = min(_gpus(self.device), key=busy.count)
         ours, theirs = context().Pipe()
-        request = _Request(job.config.tree(), job.config.folder, job.path, job.until, self.data_dir, workers)
+        request = _Request(job.config.tree(), job.config.folder, job.path, job.until, self.data_dir, device, workers)
         process = context().Process(target=_train, args=(theirs, request))  # type: ignore[attr-defined]
         process.start()
         theirs.close()
-        return _Attempt(job, number, process, ours, time.monotonic())
+        return _Attempt(job, number, process, ours, device, time.monotonic())
 
     def _receive(self) -> None:
         """Wait a moment for messages and ends of processes."""
@@ -259,20 +284,22 @@ class _Queue:
             status: Status = "diverged" if message.exit_code == Diverged.exit_code else "failed"
             attempt.outcome = Outcome(attempt.job, status, message.text, message.exit_code, message.trace)
         elif isinstance(message, _Done):
+            attempt.first = attempt.first or message.record["round"]
             attempt.record = message.record
-            attempt.outcome = Outcome(attempt.job, "finished", seconds=time.monotonic() - attempt.began)
+            took, rounds = time.monotonic() - attempt.began, attempt.round - attempt.first + 1
+            attempt.outcome = Outcome(attempt.job, "finished", seconds=took, rounds=rounds)
         elif message != _STARTED:
             attempt.first = attempt.first or message["round"]
             attempt.record = message
 
     def _ended(self, attempt: _Attempt) -> None:
         """A process has ended, or is about to: note the outcome, or try again."""
-        _end(attempt.process, time.monotonic() + PATIENCE)
-        attempt.pipe.close()
+        _end(attempt, time.monotonic() + PATIENCE)
         self._running.remove(attempt)
         self._pace.add(attempt.job.label, attempt.units_done, time.monotonic() - attempt.began)
         if attempt.outcome is not None:
-            self._last = (attempt.job.label, attempt.record)
+            status = "" if attempt.outcome.status == "finished" else f" {attempt.outcome.status}"
+            self._last = (attempt.job.label + status, attempt.record)
             self.outcomes.append(attempt.outcome)
             return
         code = attempt.process.exitcode
@@ -313,19 +340,29 @@ class _Queue:
         with deferred_signals(drop=True):
             running, self._running = self._running, []
             for attempt in running:
-                attempt.process.terminate()
+                _signal(attempt.process, signal.SIGTERM)
             until = time.monotonic() + PATIENCE
             for attempt in running:
-                attempt.pipe.close()
-                _end(attempt.process, until)
+                _end(attempt, until)
 
 
-def _end(process: BaseProcess, until: float) -> None:
-    """Wait for the end of a process; kill it if it takes too long."""
-    process.join(max(0.0, until - time.monotonic()))
-    if process.is_alive():
-        process.kill()
-        process.join()
+def _end(attempt: _Attempt, until: float) -> None:
+    """Wait until a process has ended; kill it if it takes too long.
+
+    Its end of the pipe is closed when it has ended. `join` says so too early if the process server has died.
+    """
+    with suppress(EOFError, OSError):
+        while attempt.pipe.poll(max(0.0, until - time.monotonic())):
+            attempt.pipe.recv()
+        _signal(attempt.process, KILL)
+        attempt.pipe.recv()
+    attempt.pipe.close()
+    attempt.process.join(PATIENCE)
+
+
+def _signal(process: BaseProcess, number: int) -> None:
+    with suppress(OSError):  # it has ended
+        os.kill(process.pid or 0, number)
 
 
 @dataclass(frozen=True)
@@ -337,6 +374,7 @@ class _Request:
     out: Path
     until: int | None
     data_dir: Path | None
+    device: str
     workers: int
 
 
@@ -363,7 +401,7 @@ def _train(pipe: Connection, request: _Request) -> None:
     try:
         config = load_config(request.tree, folder=request.folder)
         result = run(
-            config, out=request.out, resume=True, until=request.until, data_dir=request.data_dir,
+            config, out=request.out, resume=True, until=request.until, data_dir=request.data_dir, device=request.device,
             workers=request.workers if request.workers > 1 else 0, watch=_Reporter(pipe), notes=lambda _: None,
         )  # fmt: skip
         _send(pipe, _Done(_figures(result.history[-1])))

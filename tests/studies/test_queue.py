@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,12 @@ def test_a_run_starts_only_if_it_is_expected_to_fit_the_budget(tmp_path: Path) -
     fits, too_long, small = (job(tmp_path, name) for name in ("fits", "long", "small"))
     costs = {"fits": 1.0, "long": 1e6, "small": 1.0}
     jobs = [Job(j.label, j.config, j.path, cost=costs[j.label]) for j in (fits, too_long, small)]
-    outcomes = train_jobs(jobs, slots=1, budget_seconds=600)
+    outcomes = train_jobs(jobs, slots=1, deadline=time.monotonic() + 600)
     assert [outcome.status for outcome in outcomes] == ["finished", "not run", "finished"]
-    assert not too_long.path.exists() and "0.166667 hours" in outcomes[1].message
+    assert not too_long.path.exists()
+    fedadc.run(too_long.config, out=too_long.path, until=3)  # a quarter is left
+    (rest,) = train_jobs([replace(jobs[1], cost=800.0)], deadline=time.monotonic() + 600)
+    assert rest.status == "finished" and rest.rounds == 1
 
 
 def test_progress_counts_runs_and_learns_the_time_left(tmp_path: Path) -> None:
@@ -179,10 +183,22 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+SLOW = """
+import time
+import fedadc
+
+class Slow(fedadc.methods.FedAvg):
+    "It takes seconds to save its model, as on a slow disk."
+    def evaluated(self, theta, server):
+        time.sleep(2)
+        return super().evaluated(theta, server)
+"""
+
+
 @contextmanager
-def long_experiment(place: Path, jobs: int = 2) -> Iterator[subprocess.Popen[str]]:
+def long_experiment(place: Path, jobs: int = 2, **changes: Any) -> Iterator[subprocess.Popen[str]]:
     """An experiment of six runs that would take hours, once two of them have checkpoints."""
-    (place / "long.yaml").write_text(yaml.safe_dump(EXPERIMENT, sort_keys=False))
+    (place / "long.yaml").write_text(yaml.safe_dump({**EXPERIMENT, **changes}, sort_keys=False))
     words = [sys.executable, "-m", "fedadc", "experiment", "long.yaml", "--jobs", str(jobs)]
     process = subprocess.Popen(
         words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -247,6 +263,23 @@ def test_a_signal_ends_an_experiment_within_seconds(tmp_path: Path, number: int,
             assert "give the same command again to continue" in printed
         trained = fedadc.resume(path, f"rounds={last + 1}").history
         assert trained[-1]["round"] == last + 1
+
+
+@LINUX
+@pytest.mark.parametrize("server_dies", [False, True])
+def test_no_process_is_left_when_the_command_has_ended_even_if_saving_is_slow(
+    tmp_path: Path, server_dies: bool
+) -> None:
+    """A signal to the group also ends the server that starts processes; its children are waited for all the same."""
+    (tmp_path / "mine.py").write_text(SLOW)
+    runs = {"Slow": {"set": {"method": "mine:Slow"}, "grid": {"local.lr": [0.1, 0.2]}}}
+    base = {**EXPERIMENT["base"], "evaluate": {"every": HOURS}}
+    with long_experiment(tmp_path, runs=runs, base=base) as process:
+        (os.killpg if server_dies else os.kill)(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert not [pid for pid in members(process.pid) if trains(pid)]
+    for path in tmp_path.glob(RUNS):
+        assert (path / "model.safetensors").is_file()
 
 
 @LINUX

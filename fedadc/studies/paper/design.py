@@ -23,6 +23,7 @@ class Row:
 
     label: str
     changes: Mapping[str, Any]  # over the config of its panel
+    importance: int = 0  # with a budget, the lowest are trained first
     grids: Mapping[str, Grid] = field(default_factory=dict)  # what is searched, by scale
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # where no grid is searched, by scale
 
@@ -34,9 +35,10 @@ class Panel:
     name: str
     title: str
     base: Mapping[str, Any]  # a config without method and seed
-    rows: tuple[Row, ...]  # the most important first
+    rows: tuple[Row, ...]  # in the order of the paper
     reported: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # label -> mean and std in percent
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # beside the scale's: scale -> key -> value
+    remark: str = ""  # where even the published scale departs from the paper
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Statement:
     terms: tuple[Term, ...]
     low: float = 0.0
     high: float = math.inf
+    relative_to: Term | None = None  # the sum is divided by this
 
 
 @dataclass(frozen=True)

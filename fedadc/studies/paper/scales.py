@@ -40,7 +40,7 @@ AS_PUBLISHED = Scale(
 ON_LAPTOP = Scale(
     "laptop",
     "fewer rounds and narrower networks on the paper's data; hours",
-    seeds=3,
+    seeds=5,
     changes={
         "cifar10": {"rounds": 100, "model.width": 0.25, "evaluate.every": 5},
         "cifar100": {"rounds": 30, "model.width": 16, "model.groups": 8, "evaluate.every": 5},
@@ -56,7 +56,7 @@ _SMALL_IMAGES = {
 ON_DIGITS = Scale(
     "digits",
     "the same design on small images that come with the package; a minute or two, no download",
-    seeds=3,
+    seeds=5,
     changes={
         "cifar10": {**_SMALL_IMAGES, "local.batch_size": 16},
         "cifar100": {**_SMALL_IMAGES, "local.batch_size": 10},
