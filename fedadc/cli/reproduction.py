@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Json
+from fedadc.cli.options import DataDir, Device, Json
 
 if TYPE_CHECKING:
     from fedadc.studies.plan import ReproductionPlan
@@ -28,6 +28,9 @@ Only = Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Train th
 Budget = Annotated[float | None, typer.Option(metavar="HOURS", help="Train what fits, the most important runs first.")]
 
 
+CAPTION = "accuracy: mean of the last 10 rounds, then mean ± std over seeds; gain: points over the global model"
+
+
 def reproduce(
     name: Name = None,
     scale: ScaleName = "digits",
@@ -42,6 +45,7 @@ def reproduce(
         int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
     ] = None,
     data_dir: DataDir = None,
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Train what a figure or table of the paper compares; show our figures beside the paper's, and judge its claims."""
@@ -62,12 +66,12 @@ def reproduce(
             plan, costs = studies.dry_run(
                 name, scale=scale, seeds=chosen, only=only or (), out=out, data_dir=data_dir, watch=watch
             )
-        _print_costs(plan, costs, json)
+        _print_costs(plan, costs, jobs, json)
         return
     with progress_of_queue() as progress:
         result = studies.reproduce(
             name, scale=scale, seeds=chosen, only=only or (), budget=budget, out=out, jobs=jobs, data_dir=data_dir,
-            watch=progress, notes=note,
+            device=device, watch=progress, notes=note,
         )  # fmt: skip
     _print_result(result, json)
     require_none_failed(result.failed)
@@ -109,7 +113,7 @@ def _print_plan(plan: ReproductionPlan) -> None:
         say(f"  {change}")
 
 
-def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], json: bool) -> None:
+def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], jobs: int | None, json: bool) -> None:
     import json as encoder
     from dataclasses import asdict
 
@@ -136,7 +140,7 @@ def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], json: boo
     ]  # fmt: skip
     print_table("", headings, cells, "FLOPs, bytes, time: of all runs of the row; memory: of one run")
     runs = sum(cost.runs for cost in costs)
-    at_once = min(cores(), runs)
+    at_once = min(jobs or cores(), runs)
     say(f"{runs} runs, {duration(total)} of one core, about {duration(total / at_once)} with {at_once} at once")
 
 
@@ -147,16 +151,18 @@ def _print_result(result: Reproduction, json: bool) -> None:
     if json:
         typer.echo(result.file("json").read_text(encoding="utf-8"), nl=False)
         return
-    _print_plan(result.plan)
     for title, (headings, cells) in result.tables():
-        print_table(title, headings, cells, "accuracy: mean of the last 10 rounds, then mean ± std over seeds")
+        print_table(title, headings, cells, CAPTION)
     for sentence in result.edges():
         note(sentence)
     headings, cells = result.claims_table()
-    print_table("claims of the paper", headings, cells, f"ours: mean over seeds [interval], in points. {RULE}")
+    print_table("claims of the paper", headings, cells, f"ours: mean over seeds [interval], in points or %. {RULE}")
     if result.plan.scale.name != "paper":
         say(f"Verdicts are about scale {result.plan.scale.name}, which is not the paper's setting.")
     if result.seconds:
-        took = f"estimated {duration(result.estimated_seconds)}, took {duration(result.seconds)}"
-        say(f"computing: {took} (of all runs trained now, added up)")
-    say(f"runs:   {result.out}\nplot:   {result.file('png')}\ntables: {result.file('md')}, {result.file('json').name}")
+        took = f"estimated {duration(result.estimated_seconds)} of a free core, took {duration(result.seconds)}"
+        say(f"all runs trained now: {took}")
+    say(f"runs:   {result.out}")
+    if result.file("png").is_file():
+        say(f"plot:   {result.file('png')}")
+    say(f"tables: {result.file('md')}, {result.file('json').name}")

@@ -2,9 +2,10 @@
 
 A statement of a claim is a sum of figures of several rows, such as the accuracy of one method minus that of another.
 It is computed for every seed that all these rows have, because runs with the same seed share data, clients and initial
-weights. The 95 % bootstrap interval of its mean over seeds decides: the statement holds if the interval lies within the
-statement's bounds, does not hold if it lies outside, and else cannot be told. It cannot be told from fewer than three
-seeds either. A claim holds if all its statements hold, and does not hold if one of them does not hold.
+weights. A run that diverged counts as an accuracy of 0. The 95 % bootstrap interval of its mean over seeds decides: the
+statement holds if the interval lies within the statement's bounds, does not hold if it lies outside, and else cannot
+be told. It cannot be told from fewer than four seeds either. A claim holds if all its statements hold, and does not
+hold if one of them does not hold.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from fedadc.analysis.statistics import Interval, Verdict, bootstrap_interval, bo
 from fedadc.errors import FedadcError
 from fedadc.runs.layout import PERSONAL, PERSONAL_SUMMARY
 from fedadc.runs.record import RecordedRun
-from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Claim, Statement
+from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Claim, Statement, Term
 
 ACCURACY = "test_accuracy"
-FEWEST_SEEDS = 3
-Results = Mapping[tuple[str, str], Mapping[int, RecordedRun]]  # (panel, label) -> seed -> finished run
+FEWEST_SEEDS = 4
+Results = Mapping[tuple[str, str], Mapping[int, RecordedRun | None]]  # (panel, label) -> seed -> run; None: it diverged
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,30 @@ def judge(claim: Claim, results: Results, as_published: bool) -> JudgedClaim:
     found = JudgedClaim(claim, judged, both([one.verdict for one in judged]))
     if found.verdict != Verdict.CANNOT_BE_TOLD:
         return found
-    few = f"{found.seeds} paired seeds, and {FEWEST_SEEDS} are needed"
+    few = f"{found.seeds} paired seed{'s' * (found.seeds != 1)}, and {FEWEST_SEEDS} are needed"
     reason = few if found.seeds < FEWEST_SEEDS else "an interval includes its bound"
     return JudgedClaim(claim, judged, found.verdict, reason)
 
 
 def _judged(statement: Statement, results: Results) -> JudgedStatement:
-    runs = [results.get((term.panel, term.label), {}) for term in statement.terms]
-    seeds = sorted(set.intersection(*(set(of_seed) for of_seed in runs)))
+    terms = [(term, _figures(term, results)) for term in statement.terms]
+    divisor = None if statement.relative_to is None else _figures(statement.relative_to, results)
+    common = [set(of_seed) for _, of_seed in terms] + ([] if divisor is None else [set(divisor)])
+    seeds = sorted(set.intersection(*common))
     if not seeds:
         return JudgedStatement(statement, None, Verdict.CANNOT_BE_TOLD)
-    terms = list(zip(statement.terms, runs, strict=True))
-    sums = [math.fsum(term.factor * measure(run[seed], term.measure) for term, run in terms) for seed in seeds]
+    sums = [math.fsum(term.factor * of_seed[seed] for term, of_seed in terms) for seed in seeds]
+    if divisor is not None:
+        sums = [value / divisor[seed] for value, seed in zip(sums, seeds, strict=True)]
     interval = bootstrap_interval(sums)
     return JudgedStatement(statement, interval, verdict(interval, statement.low, statement.high, FEWEST_SEEDS))
+
+
+def _figures(term: Term, results: Results) -> dict[int, float]:
+    """The figure of a term for every seed. A run that diverged has an accuracy of 0, and no other figures."""
+    runs = results.get((term.panel, term.label), {})
+    accuracy = term.measure != VIRTUAL and not term.measure.startswith(GAIN)
+    return {seed: 0.0 if run is None else measure(run, term.measure) for seed, run in runs.items() if run or accuracy}
 
 
 def measure(run: RecordedRun, name: str) -> float:

@@ -76,6 +76,17 @@ class ReproductionPlan:
     rows: tuple[PlannedRow, ...]  # the most important first
     left_out: tuple[Key, ...] = ()  # rows that were not asked for
 
+    @property
+    def file_stem(self) -> str:
+        """The name of the files with the result; that of a part of a design never replaces that of the whole."""
+        whole = not self.left_out and self.seeds == tuple(range(self.scale.seeds_of(self.design)))
+        return self.design.name if whole else f"{self.design.name}-part"
+
+    def in_order(self) -> list[PlannedRow]:
+        """The rows in the order of the paper."""
+        order = [(panel.name, row.label) for panel in self.design.panels for row in panel.rows]
+        return sorted(self.rows, key=lambda row: order.index(row.key))
+
     def tuning_runs(self, out: Path) -> list[PlannedRun]:
         """A run for every setting of every grid."""
         searched = [row for row in self.rows if row.grid]
@@ -129,21 +140,21 @@ def plan_of(
     numbers = range(chosen.seeds_of(design)) if seeds is None else seeds
     require(len(numbers) > 0, "seeds must name at least one seed.")
     require(len(set(numbers)) == len(numbers), f"seeds must not name a seed twice: {list(numbers)}.")
-    entries = [(index, panel, row) for panel in design.panels for index, row in enumerate(panel.rows)]
-    ordered = sorted(entries, key=lambda entry: entry[0])  # by importance: first rows of all panels, then second ones
+    entries = [(panel, row) for panel in design.panels for row in panel.rows]
     rows = tuple(
         PlannedRow(panel, row, chosen.tree(panel, row), row.grids.get(chosen.grids, {}), chosen.validation)
-        for _, panel, row in ordered
+        for panel, row in sorted(entries, key=lambda entry: entry[1].importance)
         if row.label in wanted
     )
-    left_out = tuple((panel.name, row.label) for _, panel, row in ordered if row.label not in wanted)
+    left_out = tuple((panel.name, row.label) for panel, row in entries if row.label not in wanted)
     return ReproductionPlan(design, chosen, tuple(numbers), rows, left_out)
 
 
 def _changes(plan: ReproductionPlan) -> Iterator[str]:
     design, scale = plan.design, plan.scale
-    if scale.name == AS_PUBLISHED.name and len(plan.seeds) == design.seeds:
-        return
+    for panel in design.panels:
+        if panel.remark:
+            yield panel.remark
     if len(plan.seeds) != design.seeds:
         yield f"seeds: {len(plan.seeds)} instead of {design.seeds}"
     for panel in design.panels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
 from fedadc.studies.space import edges, spanned
 from fedadc.system.files import folder_lock
+from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -38,35 +40,43 @@ def reproduce(
     out: str | Path | None = None,
     jobs: int | None = None,
     data_dir: str | Path | None = None,
+    device: str = "cpu",
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> Reproduction:
     """Train what a figure or table of the paper compares, put our figures beside the paper's, and judge its claims.
 
-    `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: what does not
-    fit is not run, the least important last. `jobs` runs are trained at once in `out` (default: runs/reproduce/SCALE),
-    where all figures and tables of a scale share their runs; those that are finished are not trained again. Runs that
-    fail are in `failed` of the result.
+    `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: the most
+    important rows are trained first, and what does not fit is not run. `jobs` runs are trained at once in `out`
+    (default: runs/reproduce/SCALE), where all figures and tables of a scale share their runs; those that are finished
+    are not trained again. Runs that fail are in `failed` of the result.
     """
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     require(budget is None or budget > 0, f"budget must be a number of hours above 0, not {budget}.")
     data_folder = None if data_dir is None else Path(data_dir)
     _require_data(plan, data_folder)
-    notes(f"{plan.design.title}; scale {plan.scale.name}: {plan.scale.summary}")
-    study = _Study(plan, _folder(plan, out), data_folder, jobs, watch, notes, budget and 3600 * budget)
+    notes("\n  ".join([plan.design.title, f"scale {plan.scale.name}: {plan.scale.summary}", *plan.changes()]))
+    deadline = math.inf if budget is None else time.monotonic() + 3600 * budget
+    study = _Study(plan, _folder(plan, out), data_folder, jobs, device, watch, notes, deadline)
     with folder_lock(study.out):
         study.estimate(_calibrations(watch))
-        study.train(plan.tuning_runs(study.out))
-        scores = study.scores()
-        chosen = plan.chosen(scores)
-        study.train(plan.final_runs(study.out, chosen))
+        if budget is None:
+            study.train(plan.tuning_runs(study.out))
+            study.train(plan.final_runs(study.out, study.chosen()))
+        else:
+            study.train_by_importance()
         study.calibrate()
         results = study.results()
-        rows = [study.row(row, chosen.get(row.key), results.get(row.key, {})) for row in plan.rows]
+        rows = [study.row(row, results.get(row.key, {})) for row in plan.in_order()]
         claims = [judge(claim, results, plan.scale.name == AS_PUBLISHED.name) for claim in plan.design.claims]
         failed = [outcome for _, outcome in study.outcomes if outcome.status == "failed"]
-        result = Reproduction(plan, rows, claims, scores, failed, *study.seconds(), study.out)
+        result = Reproduction(plan, rows, claims, study.scores(), failed, *study.seconds(), study.out)
         write_reproduction(result, results)
+    missing = sum(row.missing for row in rows)
+    if budget is not None and missing:
+        notes(
+            f"{missing} runs did not fit in the budget of {budget:g} hours; without `budget`, the same command goes on"
+        )
     return result
 
 
@@ -84,11 +94,10 @@ def dry_run(
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     study = _Study(plan, _folder(plan, out), None if data_dir is None else Path(data_dir))
     study.estimate(watch)
-    costs = []
-    for row in plan.rows:
+    costs, unfinished = [], study.unfinished()
+    for row in plan.in_order():
         for tuning in (True, False):
-            todo = [run for run in study.all_runs() if run.row == row and run.tuning == tuning]
-            todo = [run for run in todo if not is_finished(run.job.path, run.job.config)]
+            todo = [run for run in unfinished if run.row == row and run.tuning == tuning]
             if todo:
                 costs.append(PlannedCost(*row.key, tuning, len(todo), study.costs[row.key, tuning]))
     return plan, costs
@@ -117,14 +126,12 @@ class _Study:
     out: Path
     data_dir: Path | None = None
     jobs: int | None = None
+    device: str = "cpu"
     watch: Watcher | None = None
     notes: Notes = log.info
-    budget: float | None = None  # seconds
+    deadline: float = math.inf  # a time of `time.monotonic`
     costs: dict[tuple[Key, bool], Estimate] = field(default_factory=dict)  # of one run of a row, tuning or not
     outcomes: list[tuple[PlannedRun, Outcome]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._began = time.monotonic()
 
     def all_runs(self) -> list[PlannedRun]:
         """All runs; where a setting has not been chosen yet, with the first one."""
@@ -133,22 +140,51 @@ class _Study:
         settings = {row.key: chosen.get(row.key, row.settings()[0]) for row in self.plan.rows}
         return self.plan.tuning_runs(self.out) + self.plan.final_runs(self.out, settings)
 
+    def unfinished(self) -> list[PlannedRun]:
+        return [run for run in self.all_runs() if not is_finished(run.job.path, run.job.config)]
+
     def estimate(self, watch: Callable[[int, int], None] | None = None) -> None:
-        """Estimate what one run of every row costs, from a short calibration."""
-        one = {(run.row.key, run.tuning): run for run in self.all_runs()}
-        found = estimate([run.job.config for run in one.values()], self.data_dir, watch)
+        """Estimate what one run of every row costs that has runs to train, from a short calibration."""
+        one = {(run.row.key, run.tuning): run for run in self.unfinished()}
+        found = estimate([run.job.config for run in one.values()], self.data_dir, watch) if one else []
         self.costs = dict(zip(one, found, strict=True))
 
+    def cost(self, run: PlannedRun) -> float:
+        """The estimated seconds of a run; 0 for one that is finished."""
+        known = self.costs.get((run.row.key, run.tuning))
+        return 0.0 if known is None else known.seconds
+
     def train(self, runs: Sequence[PlannedRun]) -> None:
-        jobs = [replace(run.job, cost=self.costs[run.row.key, run.tuning].seconds) for run in runs]
-        left = None if self.budget is None else self.budget - (time.monotonic() - self._began)
+        jobs = [replace(run.job, cost=self.cost(run)) for run in runs]
         outcomes = train_jobs(
-            jobs, slots=self.jobs, data_dir=self.data_dir, watch=self.watch, notes=self.notes, budget_seconds=left
-        )
+            jobs, slots=self.jobs, data_dir=self.data_dir, device=self.device, watch=self.watch, notes=self.notes,
+            deadline=self.deadline,
+        )  # fmt: skip
         self.outcomes += zip(runs, outcomes, strict=True)
+
+    def train_by_importance(self) -> None:
+        """Tune and train the most important rows with the first seed, then the next ones; then all other seeds.
+
+        The grid of a row is searched only if all of it and a run of the result are expected to fit.
+        """
+        first = self.plan.seeds[0]
+        for level in sorted({row.row.importance for row in self.plan.rows}):
+            rows = [row for row in self.plan.rows if row.row.importance == level and self._fits(row)]
+            self.train([run for run in self.plan.tuning_runs(self.out) if run.row in rows])
+            final_runs = self.plan.final_runs(self.out, self.chosen())
+            self.train([run for run in final_runs if run.row in rows and run.seed == first])
+        self.train([run for run in self.plan.final_runs(self.out, self.chosen()) if run.seed != first])
+
+    def _fits(self, row: PlannedRow) -> bool:
+        todo = [run for run in self.unfinished() if run.row == row and (run.tuning or run.seed == self.plan.seeds[0])]
+        seconds = sum(self.cost(run) for run in todo) / min(self.jobs or cores(), max(1, len(todo)))
+        return time.monotonic() + seconds <= self.deadline
 
     def scores(self) -> Scores:
         return _scores((run, outcome.status) for run, outcome in self.outcomes if run.tuning)
+
+    def chosen(self) -> dict[Key, Setting]:
+        return self.plan.chosen(self.scores())
 
     def finished(self) -> list[PlannedRun]:
         return [run for run, outcome in self.outcomes if outcome.status == "finished" and not run.tuning]
@@ -162,25 +198,32 @@ class _Study:
             watch = None if self.watch is None else _ClientCounter(self.watch, label, number, len(todo))
             personalize(run.job.path, regularizers=wanted, overwrite=True, data_dir=self.data_dir, watch=watch)
 
-    def results(self) -> dict[Key, dict[int, RecordedRun]]:
-        results: dict[Key, dict[int, RecordedRun]] = {}
-        for run in self.finished():
-            results.setdefault(run.row.key, {})[run.seed] = read_run(run.job.path)
+    def results(self) -> dict[Key, dict[int, RecordedRun | None]]:
+        """The runs of every row by their seeds; None for those that diverged."""
+        results: dict[Key, dict[int, RecordedRun | None]] = {}
+        for run, outcome in self.outcomes:
+            if not run.tuning and outcome.status in ("finished", "diverged"):
+                found = read_run(run.job.path) if outcome.status == "finished" else None
+                results.setdefault(run.row.key, {})[run.seed] = found
         return results
 
-    def row(self, row: PlannedRow, setting: Setting | None, runs: Mapping[int, RecordedRun]) -> ReproducedRow:
-        values = {name: {seed: measure(run, name) for seed, run in runs.items()} for name in self.plan.design.measures}
-        ended = [outcome.status for run, outcome in self.outcomes if run.row == row and outcome.status != "finished"]
-        problems = ", ".join(dict.fromkeys(ended)) or ("" if runs else "not run")
-        reported = row.panel.reported.get(row.row.label)
-        at_edge = edges(spanned(row.grid), setting) if setting else []
-        return ReproducedRow(*row.key, setting or {}, at_edge, len(self.plan.seeds), values, reported, problems)
+    def row(self, row: PlannedRow, runs: Mapping[int, RecordedRun | None]) -> ReproducedRow:
+        setting = self.chosen().get(row.key, {})
+        finished = {seed: run for seed, run in runs.items() if run is not None}
+        values = {
+            name: {seed: measure(run, name) for seed, run in finished.items()} for name in self.plan.design.measures
+        }
+        failed = sum(1 for run, outcome in self.outcomes if run.row == row and outcome.status == "failed")
+        return ReproducedRow(
+            *row.key, setting, len(row.settings()), edges(spanned(row.grid), setting) if setting else [],
+            len(self.plan.seeds), values, row.panel.reported.get(row.row.label), len(runs) - len(finished), failed,
+        )  # fmt: skip
 
     def seconds(self) -> tuple[float, float]:
         """The estimated time of the runs that were trained now, and what they took."""
-        trained = [(run, outcome.seconds) for run, outcome in self.outcomes if outcome.seconds]
-        expected = sum(self.costs[run.row.key, run.tuning].seconds for run, _ in trained)
-        return expected, sum(seconds for _, seconds in trained)
+        trained = [(run, outcome) for run, outcome in self.outcomes if outcome.seconds]
+        expected = sum(self.cost(run) * outcome.rounds / run.job.config.rounds for run, outcome in trained)
+        return expected, sum(outcome.seconds for _, outcome in trained)
 
 
 def _calibrations(watch: Watcher | None) -> Callable[[int, int], None] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,10 @@ CLAIM = Claim("A beats B", "here", (higher("p", "A", "B"),))
 @pytest.mark.parametrize(
     ("ours", "theirs", "found"),
     [
-        ([0.8, 0.6, 0.7], [0.7, 0.5, 0.6], Verdict.HOLDS),  # pairs: always better, though the ranges overlap
-        ([0.7, 0.5, 0.6], [0.8, 0.6, 0.7], Verdict.DOES_NOT_HOLD),
-        ([0.8, 0.6, 0.7], [0.7, 0.7, 0.6], Verdict.CANNOT_BE_TOLD),
-        ([0.8, 0.6], [0.1, 0.1], Verdict.CANNOT_BE_TOLD),  # two seeds
+        ([0.8, 0.6, 0.7, 0.5], [0.7, 0.5, 0.6, 0.4], Verdict.HOLDS),  # pairs: always better, though the ranges overlap
+        ([0.7, 0.5, 0.6, 0.4], [0.8, 0.6, 0.7, 0.5], Verdict.DOES_NOT_HOLD),
+        ([0.8, 0.6, 0.7, 0.5], [0.7, 0.7, 0.6, 0.4], Verdict.CANNOT_BE_TOLD),
+        ([0.8, 0.6, 0.7], [0.1, 0.1, 0.1], Verdict.CANNOT_BE_TOLD),  # three seeds
         ([0.8], [0.1], Verdict.CANNOT_BE_TOLD),
     ],
 )
@@ -70,29 +71,51 @@ def test_a_claim_is_judged_by_paired_seeds(ours: list[float], theirs: list[float
 
 
 def test_only_seeds_that_all_rows_have_are_counted() -> None:
-    found = results(A=[0.8, 0.6, 0.7, 0.9], B=[0.7, 0.5, 0.6])
+    found = results(A=[0.8, 0.6, 0.7, 0.5, 0.9], B=[0.7, 0.5, 0.6, 0.4])
     judged = judge(CLAIM, found, as_published=True)
-    assert judged.seeds == 3 and judged.verdict == Verdict.HOLDS
-    judged = judge(CLAIM, results(A=[0.8, 0.6, 0.7]), as_published=True)
+    assert judged.seeds == 4 and judged.verdict == Verdict.HOLDS
+    judged = judge(CLAIM, results(A=[0.8, 0.6, 0.7, 0.5]), as_published=True)
     assert judged.verdict == Verdict.CANNOT_BE_TOLD and judged.statements[0].interval is None
-    assert judged.reason == "0 paired seeds, and 3 are needed"
+    assert judged.reason == "0 paired seeds, and 4 are needed"
+    assert "1 paired seed, and 4" in judge(CLAIM, results(A=[0.8], B=[0.7]), as_published=True).reason
+
+
+def test_a_run_that_diverged_counts_as_no_accuracy() -> None:
+    """Else a method that diverges would only be missing where it is compared."""
+    found: Any = results(A=[0.8, 0.6, 0.7, 0.5], B=[0.7, 0.5, 0.6, 0.4])
+    found["p", "B"] = dict.fromkeys(range(4))
+    judged = judge(CLAIM, found, as_published=True)
+    assert judged.verdict == Verdict.HOLDS and judged.statements[0].interval is not None
+    assert judged.statements[0].interval.mean == pytest.approx(0.65)
+    time = Claim("A is slow", "here", (Statement((Term(1, "p", "B", VIRTUAL),)),))
+    assert judge(time, found, True).seeds == 0  # it has no other figures
+
+
+def test_a_statement_may_be_relative() -> None:
+    runs = {("p", label): {s: run([0.5], virtual_seconds=[t * (s + 1)]) for s in range(4)}
+            for label, t in (("A", 11.0), ("B", 10.0))}  # fmt: skip
+    terms = (Term(1, "p", "A", VIRTUAL), Term(-1, "p", "B", VIRTUAL))
+    claim = Claim("A is 10 % slower", "here", (Statement(terms, 0.05, 0.15, relative_to=Term(1, "p", "B", VIRTUAL)),))
+    judged = judge(claim, runs, True)
+    assert judged.verdict == Verdict.HOLDS and judged.statements[0].interval is not None
+    assert judged.statements[0].interval.mean == pytest.approx(0.1)
 
 
 def test_all_statements_must_hold() -> None:
     both = Claim("A beats B and C", "here", (higher("p", "A", "B"), higher("p", "A", "C")))
-    good, bad, close = [0.9, 0.8, 0.7], [0.95, 0.9, 0.8], [0.91, 0.75, 0.6]
-    low = [0.1, 0.1, 0.1]
+    good, bad, close = [0.9, 0.8, 0.7, 0.6], [0.95, 0.9, 0.8, 0.7], [0.91, 0.75, 0.6, 0.5]
+    low = [0.1, 0.1, 0.1, 0.1]
     for other, found in ((low, Verdict.HOLDS), (bad, Verdict.DOES_NOT_HOLD), (close, Verdict.CANNOT_BE_TOLD)):
         assert judge(both, results(A=good, B=low, C=other), True).verdict == found
 
 
 def test_likeness_needs_the_whole_interval_within_the_margin() -> None:
     claim = Claim("A and B are alike", "here", (alike("p", "A", "B", 0.01),))
-    base = [0.5, 0.6, 0.7]
+    base = [0.5, 0.6, 0.7, 0.8]
     for shift, found in (
-        ((0.001, -0.001, 0.002), Verdict.HOLDS),
-        ((0.02, 0.03, 0.02), Verdict.DOES_NOT_HOLD),
-        ((0.001, 0.02, -0.001), Verdict.CANNOT_BE_TOLD),
+        ((0.001, -0.001, 0.002, 0.0), Verdict.HOLDS),
+        ((0.02, 0.03, 0.02, 0.02), Verdict.DOES_NOT_HOLD),
+        ((0.001, 0.02, -0.001, 0.0), Verdict.CANNOT_BE_TOLD),
     ):
         ours = [value + s for value, s in zip(base, shift, strict=True)]
         assert judge(claim, results(A=ours, B=base), True).verdict == found
@@ -100,7 +123,7 @@ def test_likeness_needs_the_whole_interval_within_the_margin() -> None:
 
 def test_a_claim_about_the_published_setting_is_not_judged_elsewhere() -> None:
     claim = Claim("A passes 80 %", "here", (Statement((Term(1, "p", "A", BEST),), low=0.8),), only_as_published=True)
-    found = results(A=[0.9, 0.9, 0.85])
+    found = results(A=[0.9, 0.9, 0.85, 0.86])
     assert judge(claim, found, as_published=True).verdict == Verdict.HOLDS
     judged = judge(claim, found, as_published=False)
     assert judged.verdict == Verdict.CANNOT_BE_TOLD and "published" in judged.reason

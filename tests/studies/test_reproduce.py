@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from commands import command, fine, refused
 from fedadc.analysis.compare import final
 from fedadc.errors import FedadcError
 from fedadc.runs.record import read_run
+from fedadc.studies.estimate import Estimate
 from fedadc.studies.paper.designs import DESIGNS
 from fedadc.studies.paper.scales import AS_PUBLISHED, ON_DIGITS, ON_LAPTOP
 from fedadc.studies.plan import TUNING_SEED, plan_of
-from fedadc.studies.reproduce import dry_run, reproduce
+from fedadc.studies.reproduce import _Study, dry_run, reproduce
 
 TINY = replace(
     ON_DIGITS,
@@ -30,6 +32,12 @@ TINY = replace(
 def test_a_plan_trains_the_most_important_rows_first() -> None:
     plan = plan_of("fig1", AS_PUBLISHED)
     assert len(plan.rows) == 12 and {row.row.label for row in plan.rows[:3]} == {"FedADC Nesterov"}
+    assert [row.row.label for row in plan.in_order()][:4] == [
+        "FedAvg",
+        "SlowMo",
+        "FedADC heavy-ball",
+        "FedADC Nesterov",
+    ]
     tuning = plan.tuning_runs(Path("out"))
     assert len(tuning) == 3 * (3 * 16 + 4) and {run.seed for run in tuning} == {TUNING_SEED}
     assert all(run.job.config.data.validation == 0.05 for run in tuning)
@@ -52,6 +60,7 @@ def test_designs_share_their_runs() -> None:
 
 def test_a_scale_says_line_by_line_what_it_changes() -> None:
     assert plan_of("fig1-s2", AS_PUBLISHED).changes() == []
+    assert "weight decay" in plan_of("table1", AS_PUBLISHED).changes()[0]
     assert plan_of("fig1-s2", AS_PUBLISHED, range(2)).changes() == ["seeds: 2 instead of 10"]
     laptop = plan_of("fig1-s2", ON_LAPTOP).changes()
     assert "rounds: 100 instead of 500" in laptop and "model.width: 0.25 instead of 1.0" in laptop
@@ -77,11 +86,11 @@ def test_a_setting_is_chosen_by_validation_data_and_the_result_is_trained_on_all
         scores = {run.tree["local"]["lr"]: final(run, "validation_accuracy") for run in tuned if slug == "fedavg"}
         assert slug != "fedavg" or scores == {setting["local.lr"]: score for setting, score in tried}
     better, slow = result.claims
-    assert better.reason == "0 paired seeds, and 3 are needed" and slow.reason == "2 paired seeds, and 3 are needed"
-    written = json.loads((tmp_path / "fig1-s2.json").read_text())
-    assert [row["label"] for row in written["rows"]] == ["SlowMo", "FedAvg"] and written["seconds"] > 0
-    assert "| SlowMo improves on FedAvg | – |" in (tmp_path / "fig1-s2.md").read_text()
-    assert (tmp_path / "fig1-s2.png").stat().st_size > 10_000
+    assert better.reason == "0 paired seeds, and 4 are needed" and slow.reason == "2 paired seeds, and 4 are needed"
+    written = json.loads((tmp_path / "fig1-s2-part.json").read_text())  # no result of the whole is replaced
+    assert [row["label"] for row in written["rows"]] == ["FedAvg", "SlowMo"] and written["seconds"] > 0
+    assert "| SlowMo improves on FedAvg | – |" in (tmp_path / "fig1-s2-part.md").read_text()
+    assert (tmp_path / "fig1-s2-part.png").stat().st_size > 10_000
 
     again = reproduce("fig1-s2", scale=TINY, out=tmp_path, only=["fedavg", "SlowMo"], seeds=range(2))
     assert again.seconds == 0 and again.rows == result.rows  # nothing was trained again
@@ -91,10 +100,10 @@ def test_a_calibration_follows_the_training_of_figure_7(tmp_path: Path) -> None:
     result = reproduce("fig7", scale=TINY, out=tmp_path)
     (row,) = result.rows
     for kind in ("none", "prox", "confidence"):
-        assert len(row.values[f"gain of {kind}"]) == 3
+        assert len(row.values[f"gain of {kind}"]) == 5
     summaries = list(tmp_path.glob("runs/*/*/personal/summary.json"))
     before = [file.stat().st_mtime_ns for file in summaries]
-    assert len(summaries) == 3 and len(result.claims[0].statements) == 3
+    assert len(summaries) == 5 and len(result.claims[0].statements) == 3
     reproduce("fig7", scale=TINY, out=tmp_path)
     assert [file.stat().st_mtime_ns for file in summaries] == before
 
@@ -109,11 +118,30 @@ def test_overlap_hides_the_download_of_the_momentum(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path) -> None:
     result = reproduce("covering", scale=TINY, out=tmp_path, budget=1e-6, seeds=range(1))
-    assert [row.problem for row in result.rows] == ["not run", "not run"] and not (tmp_path / "runs").exists()
+    assert [row.problem for row in result.rows] == ["1 not run", "1 not run"] and not (tmp_path / "runs").exists()
     _, (headings, cells) = next(iter(result.tables()))
-    assert headings[2] == "accuracy %" and [line[1:3] for line in cells] == [["0 of 1", "not run"]] * 2
+    assert headings[2] == "accuracy %" and [line[1:3] for line in cells] == [["0 (1 not run)", "–"]] * 2
+    assert not (tmp_path / "covering-part.png").exists()
     tuned = reproduce("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", budget=1e-6, seeds=range(1))
-    assert {row.problem for row in tuned.rows} == {"not run"}
+    assert {row.problem for row in tuned.rows} == {"1 not run"} and not (tmp_path / "tuning").exists()
+
+
+def test_a_budget_is_for_whole_rows_the_most_important_first(tmp_path: Path) -> None:
+    """A grid of which only a part fits would be of no use, and results come before the tuning of other rows."""
+    study = _Study(plan_of("fig1-s2", TINY, range(2)), tmp_path, jobs=1, deadline=time.monotonic() + 1000)
+    each = {"FedADC Nesterov": 1.0, "SlowMo": 300.0, "FedAvg": 1.0, "FedADC heavy-ball": 1.0}  # seconds of a run
+    study.costs = {
+        (row.key, tuning): Estimate(0, 0, 0, 0, each[row.row.label])
+        for row in study.plan.rows
+        for tuning in (True, False)
+    }
+    study.train_by_importance()
+    trained = [(run.row.row.label, run.tuning, run.seed) for run, _ in study.outcomes]
+    assert "SlowMo" not in {label for label, _, _ in trained}  # its 6 settings and a result take 2100 s
+    nesterov = [("FedADC Nesterov", True, TUNING_SEED)] * 6 + [("FedADC Nesterov", False, 0)]
+    average = [("FedAvg", True, TUNING_SEED)] * 3 + [("FedAvg", False, 0)]
+    assert trained[:7] == nesterov and trained[7:11] == average
+    assert {seed for _, tuning, seed in trained[-3:] if not tuning} == {1}
 
 
 def test_a_foreign_run_is_named_and_the_others_are_trained(tmp_path: Path) -> None:
@@ -125,18 +153,20 @@ def test_a_foreign_run_is_named_and_the_others_are_trained(tmp_path: Path) -> No
     result = reproduce("covering", scale=TINY, out=tmp_path, seeds=range(1))
     assert [outcome.job.path for outcome in result.failed] == [foreign]
     assert "was started with other settings" in result.failed[0].message
-    assert [row.problem for row in result.rows] == ["failed", ""]
+    assert {row.label: row.problem for row in result.rows} == {
+        "FedADC, covering cohorts": "1 failed, 1 not run",
+        "FedADC, uniform cohorts": "",
+    }
     assert {file: file.read_bytes() for file in foreign.rglob("*") if file.is_file()} == before
 
 
 def test_a_dry_run_estimates_what_is_left(tmp_path: Path) -> None:
-    plan, costs = dry_run("covering", scale=TINY, out=tmp_path)
-    assert [cost.runs for cost in costs] == [3, 3] and all(cost.each.seconds > 0 for cost in costs)
+    _, costs = dry_run("covering", scale=TINY, out=tmp_path)
+    assert [cost.runs for cost in costs] == [5, 5] and all(cost.each.seconds > 0 for cost in costs)
     assert not list(tmp_path.iterdir())
     reproduce("covering", scale=TINY, out=tmp_path, only="FedADC, covering cohorts", seeds=range(2))
     _, costs = dry_run("covering", scale=TINY, out=tmp_path)
-    assert {cost.label: cost.runs for cost in costs} == {"FedADC, covering cohorts": 1, "FedADC, uniform cohorts": 3}
-    del plan
+    assert {cost.label: cost.runs for cost in costs} == {"FedADC, covering cohorts": 3, "FedADC, uniform cohorts": 5}
 
 
 @pytest.mark.parametrize(

@@ -243,13 +243,13 @@ def _many(clients: int, epochs: int) -> Panel:
 def _many_clients(name: str, title: str, *panels: Panel) -> Design:
     final = tuple(higher(panel.name, FEDADC_PLUS, FEDDYN) for panel in panels)
     faster = tuple(higher(panel.name, FEDADC_PLUS, FEDDYN, HALFWAY) for panel in panels)
-    claims = (
+    claims = [
         Claim("FedADC+ has a higher final accuracy than FedDyn", "section IV-C", final),
         Claim("FedADC+ is ahead of FedDyn at half of the rounds", "section IV-C", faster),
-    )
+    ]
     if name in ("fig5-2", "fig5-5"):
-        claims += (_converges(panels[0].name), _struggles(panels[0].name))
-    return Design(name, title, title.partition(":")[0], panels, claims)
+        claims += [_converges(panels[0].name), _struggles(panels[0].name)]
+    return Design(name, title, title.partition(":")[0], panels, tuple(claims))
 
 
 def _converges(panel: str) -> Claim:
