@@ -28,9 +28,6 @@ Only = Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Train th
 Budget = Annotated[float | None, typer.Option(metavar="HOURS", help="Train what fits, the most important runs first.")]
 
 
-CAPTION = "accuracy: mean of the last 10 rounds, then mean ± std over seeds; gain: points over the global model"
-
-
 def reproduce(
     name: Name = None,
     scale: ScaleName = "digits",
@@ -151,8 +148,11 @@ def _print_result(result: Reproduction, json: bool) -> None:
     if json:
         typer.echo(result.file("json").read_text(encoding="utf-8"), nl=False)
         return
+    caption = "accuracy: mean of the last 10 rounds, then mean ± std over seeds"
+    if result.plan.design.regularizers:
+        caption += "; gain: points over the global model"
     for title, (headings, cells) in result.tables():
-        print_table(title, headings, cells, CAPTION)
+        print_table(title, headings, cells, caption)
     for sentence in result.edges():
         note(sentence)
     headings, cells = result.claims_table()
