@@ -177,6 +177,8 @@ def _label(tree: Flat, others: Sequence[Flat]) -> str:
             continue
         node = (key[0], "name")  # compare settings of a method or objective only with runs of the same one
         peers = [t for t in others if node not in NAMES or t.get(node) == tree.get(node)]
+        if key not in _differences(peers):
+            continue
         values = [_text(t, key) for t in peers]
         count, most = values.count(_text(tree, key)), max(map(values.count, values))
         # Leave out the value that more than half of the runs have, and None where no value is that frequent.

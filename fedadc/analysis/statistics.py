@@ -1,9 +1,9 @@
-"""What a few seeds can tell: paired differences, bootstrap intervals of a mean, and verdicts on claims."""
+"""What a few seeds can tell: bootstrap intervals of a mean, and verdicts on claims."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations_with_replacement
@@ -29,11 +29,6 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     DOES_NOT_HOLD = "does not hold"
     CANNOT_BE_TOLD = "cannot be told"
-
-
-def paired_differences(ours: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
-    """ours - others for every seed that both have, in the order of the seeds."""
-    return [ours[seed] - others[seed] for seed in sorted(ours.keys() & others.keys())]
 
 
 def bootstrap_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -119,7 +114,7 @@ def _within(angle: float, degrees: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def verdict(interval: Interval, low: float = 0.0, high: float = math.inf, fewest: int = 3) -> Verdict:
+def verdict(interval: Interval, low: float = 0.0, high: float = math.inf, fewest: int = 1) -> Verdict:
     """Whether a true value lies in (low, high): it does if the whole interval does, it does not if none of it does.
 
     In between, and with fewer than `fewest` values, it cannot be told.
@@ -133,7 +128,7 @@ def verdict(interval: Interval, low: float = 0.0, high: float = math.inf, fewest
     return Verdict.CANNOT_BE_TOLD
 
 
-def both(verdicts: Sequence[Verdict]) -> Verdict:
+def all_of(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict on a claim of several parts."""
     require(len(verdicts) > 0, "a claim needs at least one part.")
     if Verdict.DOES_NOT_HOLD in verdicts:

@@ -40,6 +40,18 @@ Trust = Annotated[
 ]
 
 
+def parse_seeds(text: str | None) -> list[int] | None:
+    """The seeds that a text names: 3 is 0, 1, 2; and 4,7 is 4, 7."""
+    from fedadc.errors import require
+
+    if text is None:
+        return None
+    parts = text.split(",")
+    good = all(part.strip().isdecimal() for part in parts)
+    require(good, f"seeds must be a number of seeds such as 3, or seeds such as 0,1,2, not {text!r:.60}.")
+    return list(range(int(text))) if len(parts) == 1 else [int(part) for part in parts]
+
+
 def in_words_of_the_command_line(text: str, options: Mapping[str, str]) -> str:
     """A message of the Python API with options in the place of arguments, e.g. --out for `out`.
 

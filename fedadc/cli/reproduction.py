@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Device, Json
+from fedadc.cli.options import DataDir, Device, Json, parse_seeds
 
 if TYPE_CHECKING:
     from fedadc.studies.plan import ReproductionPlan
@@ -57,13 +57,14 @@ def reproduce(
     if name is None:
         _print_designs(json)
         return
-    chosen = _seeds(seeds)
+    chosen = parse_seeds(seeds)
     if dry_run:
         with progress_of_calibration() as watch:
             plan, costs = studies.dry_run(
-                name, scale=scale, seeds=chosen, only=only or (), out=out, data_dir=data_dir, watch=watch
-            )
-        _print_costs(plan, costs, jobs, json)
+                name, scale=scale, seeds=chosen, only=only or (), budget=budget, out=out, jobs=jobs, data_dir=data_dir,
+                watch=watch,
+            )  # fmt: skip
+        _print_costs(plan, costs, jobs, budget, json)
         return
     with progress_of_queue() as progress:
         result = studies.reproduce(
@@ -72,18 +73,6 @@ def reproduce(
         )  # fmt: skip
     _print_result(result, json)
     require_none_failed(result.failed)
-
-
-def _seeds(text: str | None) -> Sequence[int] | None:
-    """The seeds that a text names: 3 is 0, 1, 2; and 4,7 is 4, 7."""
-    from fedadc.errors import require
-
-    if text is None:
-        return None
-    parts = text.split(",")
-    good = all(part.strip().isdecimal() for part in parts)
-    require(good, f"seeds must be a number of seeds such as 3, or seeds such as 0,1,2, not {text!r:.60}.")
-    return range(int(text)) if len(parts) == 1 else [int(part) for part in parts]
 
 
 def _print_designs(json: bool) -> None:
@@ -110,7 +99,9 @@ def _print_plan(plan: ReproductionPlan) -> None:
         say(f"  {change}")
 
 
-def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], jobs: int | None, json: bool) -> None:
+def _print_costs(
+    plan: ReproductionPlan, costs: Sequence[PlannedCost], jobs: int | None, budget: float | None, json: bool
+) -> None:
     import json as encoder
     from dataclasses import asdict
 
@@ -129,7 +120,8 @@ def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], jobs: int
     headings = ["panel", "method", "runs", "FLOPs", "bytes", "memory", "time"]
     cells = [
         [
-            cost.panel, f"{cost.label}, tuning" if cost.tuning else cost.label, str(cost.runs),
+            cost.panel, f"{cost.label}, tuning" if cost.tuning else cost.label,
+            str(cost.runs) if budget is None else f"{cost.fit} of {cost.runs}",
             f"{cost.runs * cost.each.flops:.1e}", human_bytes(cost.runs * (cost.each.bytes_up + cost.each.bytes_down)),
             human_bytes(cost.each.memory), duration(cost.runs * cost.each.seconds),
         ]
@@ -139,6 +131,8 @@ def _print_costs(plan: ReproductionPlan, costs: Sequence[PlannedCost], jobs: int
     runs = sum(cost.runs for cost in costs)
     at_once = min(jobs or cores(), runs)
     say(f"{runs} runs, {duration(total)} of one core, about {duration(total / at_once)} with {at_once} at once")
+    if budget is not None:
+        say(f"{sum(cost.fit for cost in costs)} of them are expected to fit in the budget of {budget:g} hours")
 
 
 def _print_result(result: Reproduction, json: bool) -> None:

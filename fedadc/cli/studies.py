@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Jobs, Json, Trust
+from fedadc.cli.options import DataDir, Jobs, Json, Trust, parse_seeds
 
 Searches = Annotated[
     list[str] | None,
@@ -33,7 +33,9 @@ def sweep(
     rungs: Annotated[
         str | None, typer.Option(metavar="ROUNDS", help="Rounds at which trials may be pruned, e.g. 10,20.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds of every setting, e.g. 0,1,2 (default: 0).")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Number of seeds per setting, or the seeds, e.g. 0,1,2 (default: 0).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler (default: 0).")] = None,
     choose_by: Annotated[
         str | None, typer.Option(metavar="METRIC", help="Validation metric (default: validation_accuracy).")
@@ -55,11 +57,11 @@ def sweep(
     from fedadc.studies.sweep import sweep as run_sweep
 
     searches = parse_searches(search or [])
-    numbers = {name: _whole_numbers(name, text) for name, text in (("seeds", seeds), ("rungs", rungs))}
     with progress_of_queue() as watch:
         result = run_sweep(
             source, searches, sampler=sampler, pruner=pruner, trials=trials, batch=batch, seed=seed,
-            choose_by=choose_by, out=out, jobs=jobs, data_dir=data_dir, trust=trust, watch=watch, notes=note, **numbers,
+            choose_by=choose_by, out=out, jobs=jobs, data_dir=data_dir, trust=trust, watch=watch, notes=note,
+            seeds=parse_seeds(seeds), rungs=_whole_numbers("rungs", rungs),
         )  # fmt: skip
     sweep_summary(result, json)
 

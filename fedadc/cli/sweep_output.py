@@ -13,7 +13,7 @@ from fedadc.analysis.compare import is_share
 from fedadc.analysis.heatmap import HEATMAP
 from fedadc.cli.terminal import note, out, say
 from fedadc.studies.search import EVALUATOR
-from fedadc.studies.space import described
+from fedadc.studies.space import brief, described
 from fedadc.studies.sweep import CHOICE, SweepResult
 from fedadc.studies.trial_file import TRIALS, SweepTrial
 
@@ -43,13 +43,15 @@ def _table(result: SweepResult) -> None:
     table.add_column(metric.replace(" ", "\n", 1), justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     ranked = result.ranked()
+    given = {key: {brief(trial.settings[key]) for trial in ranked} for key in (ranked[0].settings if ranked else ())}
+    swept = [key for key, values in given.items() if len(values) > 1] or list(given)
     for trial in ranked[:SHOWN_TRIALS]:
         state, value = str(trial.state), _shown(trial.values.get(result.choose_by, []), result.choose_by)
         if trial.state == "pruned":
             rung, last = list(trial.rungs.items())[-1]
             state, value = f"pruned at {rung}", f"({_shown([last], result.choose_by)})"
         best = "chosen" if result.best is not None and trial.trial == result.best.trial else state
-        table.add_row(str(trial.trial), Text(described(trial.settings)), value, best)
+        table.add_row(str(trial.trial), Text(described({key: trial.settings[key] for key in swept})), value, best)
     if any(trial.state == "pruned" for trial in ranked[:SHOWN_TRIALS]):
         caption += "; in brackets: the last value of a pruned trial"
     if (hidden := len(ranked) - SHOWN_TRIALS) > 0:

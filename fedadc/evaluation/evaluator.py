@@ -114,8 +114,7 @@ class Evaluator:
             yield pending()
 
     def _started(self, result: Round, last: int) -> Callable[[], Round]:
-        due = result.round % self.counter.evaluation.every == 0 or result.round == last
-        if not due or not self.counter.splits:
+        if not self.counter.evaluation.due(result.round, last) or not self.counter.splits:
             return lambda: result
         metrics = self.start(result.state)
         return lambda: replace(result, metrics={**metrics(), **result.metrics})

@@ -28,7 +28,8 @@ EXTRA_METRICS = ("top5", "macro_f1", "per_class")
 class Evaluation(Settings):
     """When and what to evaluate. None of it changes training."""
 
-    every: int = 1  # rounds; the last round is always evaluated
+    every: int = 1  # rounds
+    last: int = 1  # so many rounds at the end are all evaluated, whatever `every` is
     metrics: tuple[str, ...] = ()  # in addition to accuracy and loss: top5, macro_f1, per_class
     batch_size: int = 500
     overlap: bool = False  # evaluate on idle workers during the next round; records are written one round later
@@ -37,10 +38,18 @@ class Evaluation(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.every >= 1, f"every must be at least 1, not {self.every}.")
+        require(self.last >= 1, f"last must be at least 1, not {self.last}.")
         require(self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}.")
         for name in self.metrics:
             if name not in EXTRA_METRICS:
                 raise unknown("metrics: metric", name, EXTRA_METRICS)
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether a round is evaluated, in a run of so many rounds."""
+        return round % self.every == 0 or round > rounds - self.last
+
+    def rounds_due(self, rounds: int) -> list[int]:
+        return [t for t in range(1, rounds + 1) if self.due(t, rounds)]
 
 
 @dataclass(frozen=True)

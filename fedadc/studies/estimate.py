@@ -48,7 +48,7 @@ NO_COST = {
     "data": ("partition", "clients", "seed"),
     "model": ("seed",),
     "local": ("steps", "epochs", "lr", "schedule"),
-    "evaluate": ("every", "metrics", "overlap"),
+    "evaluate": ("every", "last", "metrics", "overlap"),
     "communication": ("downlink",),
 }
 ROUGHLY = ("method", "objective", "local", "ensembles")  # of their numbers it matters whether they are 0, 1 or others
@@ -232,11 +232,11 @@ def _evaluated(config: Config, bench: Bench, coordinator: Coordinator, workload:
     """The samples and the batches of all evaluations of a run."""
     method, size = bench.agreement.method, config.evaluate.batch_size
     splits = [len(samples) for samples in bench.counter.splits.values()]
-    evaluations = -(-config.rounds // config.evaluate.every)
+    rounds = config.evaluate.rounds_due(config.rounds)
+    evaluations = len(rounds)
     models = 0 if method.headless else evaluations * len(_models(coordinator))
     if not method.federated:  # every client that has a model, and the initial one for all others
-        rounds = [min(config.rounds, t * config.evaluate.every) for t in range(1, min(evaluations, MOST_PLAYED) + 1)]
-        each = [min(workload.total("known", t) + 1, len(coordinator.roster)) for t in rounds]
+        each = [min(workload.total("known", t) + 1, len(coordinator.roster)) for t in rounds[:MOST_PLAYED]]
         models = sum(each) + (evaluations - len(each)) * each[-1]
     samples, batches = models * sum(splits), models * sum(-(-samples // size) for samples in splits)
     if method.personalized:  # every client's own model on its share

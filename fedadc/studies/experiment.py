@@ -227,7 +227,7 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
 
 
 # Settings that came after 0.3, with their defaults. They do not count in a hash, so folders keep their names.
-LATER_SETTINGS = {("evaluate", "drift"): False}
+LATER_SETTINGS = {("evaluate", "drift"): False, ("evaluate", "last"): 1}
 
 
 def setting_hash(config: Config) -> str:

@@ -18,7 +18,9 @@ from fedadc.studies.paper.design import Design, Grid, Panel, Row
 from fedadc.studies.paper.designs import DESIGNS
 from fedadc.studies.paper.scales import AS_PUBLISHED, SCALES, Scale
 from fedadc.studies.queue import Job
+from fedadc.system.files import checksum
 
+MOST_LETTERS = 100  # of a file name
 TUNING_SEED = 1000  # of the runs that choose a setting: none of those in the result
 Setting = dict[str, Any]  # key.sub -> value
 Key = tuple[str, str]  # panel and label
@@ -62,8 +64,12 @@ class PlannedRun:
 
 def folder_name(config: Config) -> str:
     """The folder of a run: by its label, and by all its settings, so that designs share the runs that they share."""
-    slug = re.sub(r"[^\w+]+", "-", (config.label or "run").lower()).strip("-")
-    return f"{slug}/{setting_hash(config)}-seed{config.seed}"
+    return f"{slug(config.label or 'run')}/{setting_hash(config)}-seed{config.seed}"
+
+
+def slug(label: str) -> str:
+    """A label as a part of a file name."""
+    return re.sub(r"[^\w+]+", "-", label.lower()).strip("-")
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,13 @@ class ReproductionPlan:
     @property
     def file_stem(self) -> str:
         """The name of the files with the result; that of a part of a design never replaces that of the whole."""
-        whole = not self.left_out and self.seeds == tuple(range(self.scale.seeds_of(self.design)))
-        return self.design.name if whole else f"{self.design.name}-part"
+        parts = [self.design.name]
+        if self.left_out:
+            parts += dict.fromkeys(slug(row.row.label) for row in self.in_order())
+        if self.seeds != tuple(range(self.scale.seeds_of(self.design))):
+            parts.append("seeds-" + "-".join(map(str, self.seeds)))
+        stem = "-".join(parts)
+        return stem if len(stem) <= MOST_LETTERS else f"{stem[:MOST_LETTERS]}-{checksum(stem.encode())[:8]}"
 
     def in_order(self) -> list[PlannedRow]:
         """The rows in the order of the paper."""
@@ -135,7 +146,7 @@ def plan_of(
     labels = {row.label.lower(): row.label for panel in design.panels for row in panel.rows}
     for method in only:
         if method.lower() not in labels:
-            raise unknown("method", method, labels.values())
+            raise unknown("method", method.lower(), labels)
     wanted = {labels[method.lower()] for method in only} or set(labels.values())
     numbers = range(chosen.seeds_of(design)) if seeds is None else seeds
     require(len(numbers) > 0, "seeds must name at least one seed.")
@@ -145,6 +156,10 @@ def plan_of(
         PlannedRow(panel, row, chosen.tree(panel, row), row.grids.get(chosen.grids, {}), chosen.validation)
         for panel, row in sorted(entries, key=lambda entry: entry[1].importance)
         if row.label in wanted
+    )
+    require(
+        TUNING_SEED not in numbers or not any(row.grid for row in rows),
+        f"seed {TUNING_SEED} chooses the settings, so it cannot be in the result; name other seeds.",
     )
     left_out = tuple((panel.name, row.label) for panel, row in entries if row.label not in wanted)
     return ReproductionPlan(design, chosen, tuple(numbers), rows, left_out)

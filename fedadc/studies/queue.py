@@ -211,6 +211,7 @@ class _Queue:
         self._waiting = deque((job, 1) for job in jobs)  # with the number of the attempt
         self._running: list[_Attempt] = []
         self._pace = PaceLearner()
+        self._before = {job.path: rounds_done(job.path) for job in jobs}  # of runs that are resumed
         self._last: tuple[str, dict[str, Any]] | None = None
 
     def train(self) -> list[Outcome]:
@@ -248,7 +249,7 @@ class _Queue:
     def _fits(self, job: Job) -> bool:
         if self.deadline == math.inf:
             return True
-        rest = job.last - rounds_done(job.path)
+        rest = job.last - self._before[job.path]
         expected = self._pace.seconds(job.label, _units(job, rest))
         seconds = job.cost * rest / job.config.rounds if expected is None else expected
         return time.monotonic() + seconds <= self.deadline
@@ -313,6 +314,7 @@ class _Queue:
         """Put a job back to the front of the queue, unless this was the last attempt."""
         if number < ATTEMPTS:
             log.warning("%s: %s; it is started again", job.path, problem)
+            self._before[job.path] = rounds_done(job.path)
             self._waiting.appendleft((job, number + 1))
         else:
             message = (
@@ -330,7 +332,7 @@ class _Queue:
         for attempt in self._running:
             learned.add(attempt.job.label, attempt.units_done, now - attempt.began)
         work = [(a.job.label, a.units_left) for a in self._running]
-        work += [(job.label, _units(job, job.last)) for job, _ in self._waiting]
+        work += [(job.label, _units(job, job.last - self._before[job.path])) for job, _ in self._waiting]
         times = [learned.seconds(kind, units) for kind, units in work]
         known = [t for t in times if t is not None]
         return remaining(known, self.slots) if len(known) == len(times) else None

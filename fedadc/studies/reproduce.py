@@ -22,6 +22,7 @@ from fedadc.studies.progress import Progress, RunProgress
 from fedadc.studies.queue import Outcome, Watcher, train_jobs
 from fedadc.studies.reproduction import PlannedCost, ReproducedRow, Reproduction, write_reproduction
 from fedadc.studies.space import edges, spanned
+from fedadc.system.determinism import resolve_device
 from fedadc.system.files import folder_lock
 from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
@@ -52,13 +53,14 @@ def reproduce(
     are not trained again. Runs that fail are in `failed` of the result.
     """
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
-    require(budget is None or budget > 0, f"budget must be a number of hours above 0, not {budget}.")
+    _check_budget(budget)
+    device = resolve_device(device)
     data_folder = None if data_dir is None else Path(data_dir)
     _require_data(plan, data_folder)
-    notes("\n  ".join([plan.design.title, f"scale {plan.scale.name}: {plan.scale.summary}", *plan.changes()]))
     deadline = math.inf if budget is None else time.monotonic() + 3600 * budget
     study = _Study(plan, _folder(plan, out), data_folder, jobs, device, watch, notes, deadline)
     with folder_lock(study.out):
+        notes("\n  ".join([plan.design.title, f"scale {plan.scale.name}: {plan.scale.summary}", *plan.changes()]))
         study.estimate(_calibrations(watch))
         if budget is None:
             study.train(plan.tuning_runs(study.out))
@@ -86,21 +88,33 @@ def dry_run(
     scale: str | Scale = "digits",
     seeds: Sequence[int] | None = None,
     only: str | Sequence[str] = (),
+    budget: float | None = None,
     out: str | Path | None = None,
+    jobs: int | None = None,
     data_dir: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> tuple[ReproductionPlan, list[PlannedCost]]:
-    """What `reproduce` would train that is not finished yet, with an estimate of what it costs on this machine."""
+    """What `reproduce` would train that is not finished yet, with an estimate of what it costs on this machine.
+
+    With a `budget`, in hours, it also says how many of the runs are expected to fit.
+    """
+    _check_budget(budget)
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
-    study = _Study(plan, _folder(plan, out), None if data_dir is None else Path(data_dir))
+    study = _Study(plan, _folder(plan, out), None if data_dir is None else Path(data_dir), jobs)
     study.estimate(watch)
     costs, unfinished = [], study.unfinished()
+    fitting = {run.job.path for run in (unfinished if budget is None else study.fitting(3600 * budget))}
     for row in plan.in_order():
         for tuning in (True, False):
             todo = [run for run in unfinished if run.row == row and run.tuning == tuning]
             if todo:
-                costs.append(PlannedCost(*row.key, tuning, len(todo), study.costs[row.key, tuning]))
+                fit = sum(run.job.path in fitting for run in todo)
+                costs.append(PlannedCost(*row.key, tuning, len(todo), study.costs[row.key, tuning], fit))
     return plan, costs
+
+
+def _check_budget(budget: float | None) -> None:
+    require(budget is None or budget > 0, f"budget must be a number of hours above 0, not {budget}.")
 
 
 def _folder(plan: ReproductionPlan, out: str | Path | None) -> Path:
@@ -165,20 +179,50 @@ class _Study:
     def train_by_importance(self) -> None:
         """Tune and train the most important rows with the first seed, then the next ones; then all other seeds.
 
-        The grid of a row is searched only if all of it and a run of the result are expected to fit.
+        The grid of a row is searched only if all of it and a run of the result are expected to fit. Finished runs are
+        always in the result.
         """
         first = self.plan.seeds[0]
-        for level in sorted({row.row.importance for row in self.plan.rows}):
-            rows = [row for row in self.plan.rows if row.row.importance == level and self._fits(row)]
-            self.train([run for run in self.plan.tuning_runs(self.out) if run.row in rows])
-            final_runs = self.plan.final_runs(self.out, self.chosen())
-            self.train([run for run in final_runs if run.row in rows and run.seed == first])
+        for level in self._levels():
+            fitting = [row for row in level if self._in_time(self._first_result(row))]
+            tuning = [run for run in self.plan.tuning_runs(self.out) if run.row in level]
+            self.train(_finished_or_of(fitting, tuning))
+            final_runs = [run for run in self.plan.final_runs(self.out, self.chosen()) if run.row in level]
+            self.train(_finished_or_of(fitting, [run for run in final_runs if run.seed == first]))
         self.train([run for run in self.plan.final_runs(self.out, self.chosen()) if run.seed != first])
 
-    def _fits(self, row: PlannedRow) -> bool:
-        todo = [run for run in self.unfinished() if run.row == row and (run.tuning or run.seed == self.plan.seeds[0])]
-        seconds = sum(self.cost(run) for run in todo) / min(self.jobs or cores(), max(1, len(todo)))
-        return time.monotonic() + seconds <= self.deadline
+    def _in_time(self, runs: Sequence[PlannedRun]) -> bool:
+        return time.monotonic() + self._seconds(runs) <= self.deadline
+
+    def fitting(self, seconds: float) -> list[PlannedRun]:
+        """The unfinished runs that `train_by_importance` is expected to train in so many seconds."""
+        fitting: list[PlannedRun] = []
+
+        def add(runs: list[PlannedRun]) -> None:
+            if self._seconds(fitting + runs) <= seconds:
+                fitting.extend(runs)
+
+        for level in self._levels():
+            for row in level:
+                add(self._first_result(row))
+        tuned = {run.row.key for run in self.unfinished() if run.tuning} - {run.row.key for run in fitting}
+        for run in self.unfinished():
+            if not run.tuning and run.seed != self.plan.seeds[0] and run.row.key not in tuned:
+                add([run])
+        return fitting
+
+    def _levels(self) -> list[list[PlannedRow]]:
+        """The rows by importance, the most important first."""
+        levels = sorted({row.row.importance for row in self.plan.rows})
+        return [[row for row in self.plan.rows if row.row.importance == level] for level in levels]
+
+    def _first_result(self, row: PlannedRow) -> list[PlannedRun]:
+        """The unfinished runs of the grid of a row, and of its first seed."""
+        return [run for run in self.unfinished() if run.row == row and (run.tuning or run.seed == self.plan.seeds[0])]
+
+    def _seconds(self, runs: Sequence[PlannedRun]) -> float:
+        """The expected time of runs, several at once."""
+        return sum(self.cost(run) for run in runs) / min(self.jobs or cores(), max(1, len(runs)))
 
     def scores(self) -> Scores:
         return _scores((run, outcome.status) for run, outcome in self.outcomes if run.tuning)
@@ -213,10 +257,11 @@ class _Study:
         values = {
             name: {seed: measure(run, name) for seed, run in finished.items()} for name in self.plan.design.measures
         }
-        failed = sum(1 for run, outcome in self.outcomes if run.row == row and outcome.status == "failed")
+        failed = [run for run, outcome in self.outcomes if run.row == row and outcome.status == "failed"]
         return ReproducedRow(
-            *row.key, setting, len(row.settings()), edges(spanned(row.grid), setting) if setting else [],
-            len(self.plan.seeds), values, row.panel.reported.get(row.row.label), len(runs) - len(finished), failed,
+            *row.key, setting, len(row.settings()), edges(spanned(row.grid), setting, False) if setting else [],
+            len(self.plan.seeds), values, row.panel.reported.get(row.row.label), len(runs) - len(finished),
+            sum(not run.tuning for run in failed), sum(run.tuning for run in failed),
         )  # fmt: skip
 
     def seconds(self) -> tuple[float, float]:
@@ -244,6 +289,11 @@ class _ClientCounter:
         left = pace * (clients * (self._total - self._number) - self._done)
         now = RunProgress(self._label, self._done, clients, {})
         self._watch(Progress(self._total, self._number, [now], None, left))
+
+
+def _finished_or_of(rows: Sequence[PlannedRow], runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs that are finished, and those of these rows."""
+    return [run for run in runs if run.row in rows or is_finished(run.job.path, run.job.config)]
 
 
 def _scores(ended: Iterable[tuple[PlannedRun, str]]) -> Scores:

@@ -15,7 +15,7 @@ from fedadc.analysis.statistics import Verdict
 from fedadc.runs.record import RecordedRun
 from fedadc.studies.estimate import Estimate
 from fedadc.studies.judge import JudgedClaim, JudgedStatement
-from fedadc.studies.paper.design import FINAL, GAIN, VIRTUAL
+from fedadc.studies.paper.design import FINAL, GAIN, VIRTUAL, Statement
 from fedadc.studies.plan import Key, ReproductionPlan, Setting
 from fedadc.studies.queue import Outcome
 from fedadc.system.files import write_text
@@ -23,8 +23,8 @@ from fedadc.system.version import __version__
 
 RULE = (
     "Verdicts: the 95 % bootstrap interval over paired seeds lies within the claim's bounds (holds), outside (does not "
-    "hold), or neither (cannot be told). With 4 seeds it covers 87 %, with 5 93 %. A claim of several statements does "
-    "not hold if one of them does not."
+    "hold), or neither (cannot be told). With 4 seeds it covers 87 %, with 5 93 %. A claim of several statements holds "
+    "if all do, and the one nearest to failing is shown."
 )
 Table = tuple[list[str], list[list[str]]]  # headings and rows of cells
 
@@ -38,6 +38,7 @@ class PlannedCost:
     tuning: bool  # to choose a setting
     runs: int
     each: Estimate
+    fit: int  # of these runs, in the budget
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,23 @@ class ReproducedRow:
     values: Mapping[str, Mapping[int, float]]  # measure -> seed -> figure of a finished run
     reported: tuple[float, float] | None  # the paper's mean and std, in percent
     diverged: int = 0  # seeds
-    failed: int = 0  # runs, also of the tuning
+    failed: int = 0  # seeds
+    failed_in_tuning: int = 0  # runs
 
     @property
     def missing(self) -> int:
         """The seeds that were not run."""
-        return self.planned - len(self.values[FINAL]) - self.diverged
+        return self.planned - len(self.values[FINAL]) - self.diverged - self.failed
 
     @property
     def problem(self) -> str:
         """What happened to the seeds that are not in the figures."""
-        counts = {"diverged": self.diverged, "failed": self.failed, "not run": self.missing}
+        counts = {
+            "diverged": self.diverged,
+            "failed": self.failed,
+            "not run": self.missing,
+            "failed in tuning": self.failed_in_tuning,
+        }
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def mean(self, name: str) -> float | None:
@@ -170,9 +177,19 @@ def _ours(judged: JudgedClaim) -> str:
     shown = min(known, key=_slack)
     assert shown.interval is not None
     low, mean, high = (100 * value for value in (shown.interval.low, shown.interval.mean, shown.interval.high))
-    several = f"lowest of {len(known)}: " if len(known) > 1 else ""
+    several = f"{described(shown.statement)}: " if len(known) > 1 else ""
     bounds = f" [{low:+.1f}, {high:+.1f}]" if math.isfinite(low) else ""
     return f"{several}{mean:+.1f}{bounds}{' %' if shown.statement.relative_to else ''}"
+
+
+def described(statement: Statement) -> str:
+    """The terms of a statement in short; the panels are named if there are several."""
+    several = len({term.panel for term in statement.terms}) > 1
+    texts = []
+    for term in statement.terms:
+        name = term.label + (f" {term.panel}" if several else "")
+        texts.append(f"{'-' if term.factor < 0 else '+'} {name}")
+    return " ".join(texts).removeprefix("+ ")
 
 
 def _slack(judged: JudgedStatement) -> tuple[int, float]:
@@ -199,7 +216,6 @@ def write_reproduction(result: Reproduction, runs: Mapping[Key, Mapping[int, Rec
         for panel in design.panels
     }
     drawn = {title: found for title, found in drawn.items() if found}
-    result.file("png").unlink(missing_ok=True)  # of an earlier result
     if drawn:
         metrics = [name for name in design.measures if name.endswith("_test_accuracy")]
         title = f"{design.title} ({result.plan.scale.name} scale)"

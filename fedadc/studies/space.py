@@ -122,7 +122,7 @@ def _dimension(key: str, given: Any) -> Dimension:
     if not isinstance(given, str):
         return ValueList(key, (leaf(Any, given, key),))
     found = RANGE.fullmatch(text := "".join(given.split()))
-    if found:
+    if found and "..." not in text:
         return _range(key, found[1], found[2], found[3])
     require(
         not re.match(rf"{NUMBER}\.\.", text),
@@ -187,15 +187,17 @@ def one_after_another(space: Sequence[Dimension]) -> Iterator[Point]:
         yield from ({**first, dimension.key: value} for value in dimension.ends[1:])
 
 
-def edges(space: Sequence[Dimension], point: Point) -> list[str]:
-    """A sentence for each key whose value stands at the edge of its grid or range."""
+def edges(space: Sequence[Dimension], point: Point, may_change: bool = True) -> list[str]:
+    """A sentence for each key whose value stands at the edge of its grid or range, which a user may change or not."""
     found = []
     for d in space:
         if side := d.edge(point[d.key]):
             kind, wanted = "grid" if isinstance(d, ValueList) else "range", side.replace("est", "er")
             limits = f"{brief(min(d.ends))} to {brief(max(d.ends))}"
-            value = brief(point[d.key])
-            found.append(f"the best {d.key}, {value}, stands at the edge of its {kind}, {limits}; try {wanted} values")
+            advice = f"try {wanted} values" if may_change else f"{wanted} values may be better"
+            found.append(
+                f"the best {d.key}, {brief(point[d.key])}, stands at the edge of its {kind}, {limits}; {advice}"
+            )
     return found
 
 

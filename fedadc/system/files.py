@@ -15,7 +15,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from fedadc.errors import FedadcError, require
+from fedadc.errors import DiskError, FedadcError, require
 
 log = logging.getLogger("fedadc")
 LOCK = ".lock"
@@ -97,7 +97,11 @@ def read_regular(path: Path, what: str) -> bytes:
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Lock a folder for writing by this process. The lock ends with the process, even if it is killed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    require(folder.is_dir() or not folder.exists(), f"{folder} is not a folder; choose another `out`.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError(f"the folder {folder} cannot be made ({error.strerror or error}).") from error
     path = folder / LOCK
     with ExitStack() as opened:
         while not _lock(file := opened.enter_context(path.open("w")), folder):

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -24,6 +25,7 @@ from fedadc.system.signals import SIGNALS
 # not raise its peak.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
+SERVER_GONE = 255  # the exit code that multiprocessing reports if the server process is gone
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else a process imports files and folders of the current directory
 
 
@@ -41,7 +43,7 @@ def start_process_server(*modules: str) -> None:
         from multiprocessing import forkserver
 
         start.set_forkserver_preload(list(modules))
-        with environment_set({**KEEP_MEMORY, **SAFE_PATH}), blocked_interrupts():
+        with environment_set({**KEEP_MEMORY, **SAFE_PATH}), blocked_interrupts(), _no_warning_of_leaks():
             forkserver.ensure_running()
 
 
@@ -72,7 +74,8 @@ def blocked_interrupts(*signals: signal.Signals) -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows, where child processes inherit no signal mask
         yield
         return
-    resource_tracker.ensure_running()  # if it were started meanwhile, it would unblock the signals
+    with _no_warning_of_leaks():
+        resource_tracker.ensure_running()  # if it were started meanwhile, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
     try:
         yield
@@ -80,8 +83,18 @@ def blocked_interrupts(*signals: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _no_warning_of_leaks() -> Iterator[None]:
+    """Silence Python's warning that a killed resource tracker may leak: our shared memory has no name to leak."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="resource_tracker: process died unexpectedly")
+        yield
+
+
 def manner_of_death(code: int | None) -> str:
     """How a process ended."""
+    if code == SERVER_GONE:
+        return "was lost together with the server process that started it"
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     try:

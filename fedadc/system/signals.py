@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+INSISTENCE = 10.0  # seconds after which a second signal interrupts what the first one has led to
 
 
 class Stopped(KeyboardInterrupt):
@@ -23,11 +25,18 @@ class _Handler:
     deferring = 0  # nesting depth of `deferred_signals`
     pending: int | None = None  # a signal that has not stopped the process yet: Python drops errors in a destructor
     last: int = signal.SIGINT
+    stopping_since = -INSISTENCE  # when `Stopped` was raised last
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.last = self.pending = number
-        if not self.deferring:
-            raise Stopped(number)
+        # One signal often comes twice, e.g. to a group of processes and then from the parent. The second must not
+        # interrupt what the first one has led to: saving the run.
+        if not self.deferring and time.monotonic() - self.stopping_since > INSISTENCE:
+            raise self.stopped(number)
+
+    def stopped(self, number: int) -> Stopped:
+        self.stopping_since = time.monotonic()
+        return Stopped(number)
 
 
 _handler = _Handler()
@@ -55,7 +64,7 @@ def stopping_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        _handler.pending = None
+        _handler.pending, _handler.stopping_since = None, -INSISTENCE
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -75,4 +84,4 @@ def deferred_signals(drop: bool = False) -> Iterator[None]:
         if number is not None and not _handler.deferring:
             _handler.pending = None
             if not drop:
-                raise Stopped(number)
+                raise _handler.stopped(number)

@@ -70,5 +70,6 @@ class RoundDrift:
         if momentum is not None and momentum.shape == mean["delta"].shape:
             norms = center * norm_of(momentum)
             if norms > 0:  # m is zero before the first update
-                found["drift_momentum_cosine"] = float((mean["delta"].double() * momentum).sum()) / norms
+                cosine = float((mean["delta"].double() * momentum).sum()) / norms
+                found["drift_momentum_cosine"] = max(-1.0, min(1.0, cosine))
         return found

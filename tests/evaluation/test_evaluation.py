@@ -158,10 +158,23 @@ def rounds(*metrics: Metrics) -> list[Round]:
 
 @pytest.mark.parametrize(("every", "last", "due"), [(1, 4, [1, 2, 3, 4]), (2, 5, [2, 4, 5]), (10, 4, [4]), (3, 3, [3])])
 def test_rounds_are_evaluated_where_due_and_the_last_always(every: int, last: int, due: list[int]) -> None:
+    assert evaluated_rounds(Evaluation(every=every), last) == due
+
+
+def test_several_rounds_at_the_end_may_all_be_evaluated() -> None:
+    assert evaluated_rounds(Evaluation(every=4, last=3), 10) == [4, 8, 9, 10]
+    assert evaluated_rounds(Evaluation(every=5, last=100), 3) == [1, 2, 3]
+    with pytest.raises(FedadcError, match="last must be at least 1, not 0"):
+        Evaluation(last=0)
+
+
+def evaluated_rounds(evaluation: Evaluation, last: int) -> list[int]:
     model, samples = problem(5, classes=3)
-    evaluator, state = evaluator_of(model, {"test": samples}, Evaluation(every=every)), state_of(model.theta)
+    evaluator, state = evaluator_of(model, {"test": samples}, evaluation), state_of(model.theta)
     stream = [Round(t, 0.1, 1.0, (0,), 4, 4, 0.0, state) for t in range(1, last + 1)]
-    assert [r.round for r in evaluator.follow(stream, last) if r.metrics] == due
+    found = [r.round for r in evaluator.follow(stream, last) if r.metrics]
+    assert found == evaluation.rounds_due(last)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,22 @@ import pytest
 from fedadc.analysis.statistics import Verdict
 from fedadc.errors import FedadcError
 from fedadc.runs.record import RecordedRun
-from fedadc.studies.judge import judge, measure
-from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Claim, Statement, Term, alike, higher
+from fedadc.studies.judge import FEWEST_SEEDS, judge, measure
+from fedadc.studies.paper.design import (
+    EARLY,
+    FINAL,
+    GAIN,
+    HALFWAY,
+    LOST,
+    VIRTUAL,
+    Claim,
+    Statement,
+    Term,
+    alike,
+    higher,
+)
+from fedadc.studies.paper.designs import DESIGNS
+from fedadc.studies.paper.scales import SCALES
 
 
 def run(values: list[float], path: Path = Path("run"), every: int = 1, **extra: list[float]) -> RecordedRun:
@@ -32,7 +46,8 @@ def test_measures_are_computed_from_the_records() -> None:
     recorded = run([i / 100 for i in range(1, 41)])  # round t has t %
     assert measure(recorded, FINAL) == pytest.approx(sum(range(31, 41)) / 1000)
     assert measure(recorded, HALFWAY) == pytest.approx(sum(range(11, 21)) / 1000)
-    assert measure(run([0.1, 0.9, 0.3]), BEST) == 0.9
+    assert measure(run([0.1, 0.9, 0.2]), LOST) == pytest.approx(0.5)
+    assert measure(recorded, EARLY) == pytest.approx(sum(range(1, 9)) / 800)
     assert measure(run([0.1, 0.2, 0.3, 0.4], every=10), HALFWAY) == 0.2
     assert measure(run([0.1, 0.2], virtual_seconds=[3.0, 7.5]), VIRTUAL) == 7.5
     assert measure(run([0.1, 0.2], ema_test_accuracy=[0.3, 0.5]), "ema_test_accuracy") == pytest.approx(0.4)
@@ -87,8 +102,37 @@ def test_a_run_that_diverged_counts_as_no_accuracy() -> None:
     judged = judge(CLAIM, found, as_published=True)
     assert judged.verdict == Verdict.HOLDS and judged.statements[0].interval is not None
     assert judged.statements[0].interval.mean == pytest.approx(0.65)
+    found["p", "A"] = dict.fromkeys(range(4))
+    both_diverged = judge(CLAIM, found, as_published=True)  # which says nothing about their order
+    assert both_diverged.seeds == 0 and both_diverged.verdict == Verdict.CANNOT_BE_TOLD
     time = Claim("A is slow", "here", (Statement((Term(1, "p", "B", VIRTUAL),)),))
     assert judge(time, found, True).seeds == 0  # it has no other figures
+
+
+def test_a_method_that_diverges_does_not_converge() -> None:
+    converges = next(claim for claim in DESIGNS["fig5-2"].claims if "converges" in claim.text)
+    key = (converges.statements[0].terms[0].panel, "FedADC+")
+    assert judge(converges, {key: dict.fromkeys(range(4))}, True).verdict == Verdict.DOES_NOT_HOLD
+    steady = {seed: run([0.5, *[0.6] * 12]) for seed in range(4)}
+    assert judge(converges, {key: steady}, True).verdict == Verdict.HOLDS
+    lost = {seed: run([0.9, *[0.2] * 12]) for seed in range(4)}
+    assert judge(converges, {key: lost}, True).verdict == Verdict.DOES_NOT_HOLD
+
+
+def test_a_claim_of_many_statements_is_not_refuted_by_chance() -> None:
+    """An interval of the usual level would refute it; that of a level corrected for ten statements does not."""
+    ours = [0.5] * 10
+    close = [0.49, 0.54, 0.55, 0.53, 0.52, 0.56, 0.51, 0.54, 0.5, 0.53]
+    one = Claim("A beats B", "here", (higher("p", "A", "B"),))
+    many = Claim("A beats all", "here", (higher("p", "A", "B"),) * 50)
+    found = results(A=ours, B=close)
+    assert judge(one, found, True).verdict == Verdict.DOES_NOT_HOLD
+    assert judge(many, found, True).verdict == Verdict.CANNOT_BE_TOLD
+
+
+def test_every_design_has_enough_seeds_for_a_verdict() -> None:
+    for design in DESIGNS.values():
+        assert all(scale.seeds_of(design) >= FEWEST_SEEDS for scale in SCALES.values()), design.name
 
 
 def test_a_statement_may_be_relative() -> None:
@@ -110,7 +154,7 @@ def test_all_statements_must_hold() -> None:
 
 
 def test_likeness_needs_the_whole_interval_within_the_margin() -> None:
-    claim = Claim("A and B are alike", "here", (alike("p", "A", "B", 0.01),))
+    claim = Claim("A and B are alike", "here", (alike(("p", "A"), ("p", "B"), 0.01),))
     base = [0.5, 0.6, 0.7, 0.8]
     for shift, found in (
         ((0.001, -0.001, 0.002, 0.0), Verdict.HOLDS),
@@ -122,7 +166,7 @@ def test_likeness_needs_the_whole_interval_within_the_margin() -> None:
 
 
 def test_a_claim_about_the_published_setting_is_not_judged_elsewhere() -> None:
-    claim = Claim("A passes 80 %", "here", (Statement((Term(1, "p", "A", BEST),), low=0.8),), only_as_published=True)
+    claim = Claim("A passes 80 %", "here", (Statement((Term(1, "p", "A", FINAL),), low=0.8),), only_as_published=True)
     found = results(A=[0.9, 0.9, 0.85, 0.86])
     assert judge(claim, found, as_published=True).verdict == Verdict.HOLDS
     judged = judge(claim, found, as_published=False)

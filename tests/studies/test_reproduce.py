@@ -20,6 +20,7 @@ from fedadc.studies.paper.scales import AS_PUBLISHED, ON_DIGITS, ON_LAPTOP
 from fedadc.studies.plan import TUNING_SEED, plan_of
 from fedadc.studies.reproduce import _Study, dry_run, reproduce
 
+EXPERIMENT = Path(__file__).parents[2] / "experiments/drift.yaml"
 TINY = replace(
     ON_DIGITS,
     changes={
@@ -76,7 +77,7 @@ def test_a_setting_is_chosen_by_validation_data_and_the_result_is_trained_on_all
     assert {row.label for row in result.rows} == {"FedAvg", "SlowMo"} and not result.failed
     for row in result.rows:
         tried = result.scores["s2", row.label]
-        assert len(tried) == (3 if row.label == "FedAvg" else 6)
+        assert len(tried) == 6
         assert row.setting == max(tried, key=lambda one: one[1] or 0)[0]
         slug = row.label.lower()
         chosen = [read_run(path.parent) for path in tmp_path.glob(f"runs/{slug}/*/metrics.jsonl")]
@@ -87,10 +88,11 @@ def test_a_setting_is_chosen_by_validation_data_and_the_result_is_trained_on_all
         assert slug != "fedavg" or scores == {setting["local.lr"]: score for setting, score in tried}
     better, slow = result.claims
     assert better.reason == "0 paired seeds, and 4 are needed" and slow.reason == "2 paired seeds, and 4 are needed"
-    written = json.loads((tmp_path / "fig1-s2-part.json").read_text())  # no result of the whole is replaced
+    part = "fig1-s2-fedavg-slowmo-seeds-0-1"  # no result of the whole is replaced
+    written = json.loads((tmp_path / f"{part}.json").read_text())
     assert [row["label"] for row in written["rows"]] == ["FedAvg", "SlowMo"] and written["seconds"] > 0
-    assert "| SlowMo improves on FedAvg | – |" in (tmp_path / "fig1-s2-part.md").read_text()
-    assert (tmp_path / "fig1-s2-part.png").stat().st_size > 10_000
+    assert "| SlowMo improves on FedAvg | – |" in (tmp_path / f"{part}.md").read_text()
+    assert (tmp_path / f"{part}.png").stat().st_size > 10_000
 
     again = reproduce("fig1-s2", scale=TINY, out=tmp_path, only=["fedavg", "SlowMo"], seeds=range(2))
     assert again.seconds == 0 and again.rows == result.rows  # nothing was trained again
@@ -121,9 +123,22 @@ def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path) -> None:
     assert [row.problem for row in result.rows] == ["1 not run", "1 not run"] and not (tmp_path / "runs").exists()
     _, (headings, cells) = next(iter(result.tables()))
     assert headings[2] == "accuracy %" and [line[1:3] for line in cells] == [["0 (1 not run)", "–"]] * 2
-    assert not (tmp_path / "covering-part.png").exists()
+    assert not (tmp_path / "covering-seeds-0.png").exists()
     tuned = reproduce("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", budget=1e-6, seeds=range(1))
     assert {row.problem for row in tuned.rows} == {"1 not run"} and not (tmp_path / "tuning").exists()
+
+
+def test_finished_runs_are_in_the_result_whatever_the_budget_is(tmp_path: Path) -> None:
+    scale = replace(TINY, seeds=1)
+    whole = reproduce("fig1-s2", scale=scale, out=tmp_path)
+    again = reproduce("fig1-s2", scale=scale, out=tmp_path, budget=1e-9)
+    assert again.rows == whole.rows and again.claims == whole.claims and again.file("png").is_file()
+    more = reproduce("fig1-s2", scale=scale, out=tmp_path, budget=1e-9, seeds=range(2))
+    assert [row.problem for row in more.rows] == ["1 not run"] * 4
+    _, costs = dry_run("fig1-s2", scale=scale, out=tmp_path, budget=1e-9, seeds=range(2))
+    assert [(cost.runs, cost.fit) for cost in costs] == [(1, 0)] * 4
+    _, costs = dry_run("fig1-s2", scale=scale, out=tmp_path / "new", budget=1.0, only=["FedAvg"])
+    assert [(cost.runs, cost.fit) for cost in costs] == [(6, 6), (1, 1)]
 
 
 def test_a_budget_is_for_whole_rows_the_most_important_first(tmp_path: Path) -> None:
@@ -139,8 +154,8 @@ def test_a_budget_is_for_whole_rows_the_most_important_first(tmp_path: Path) -> 
     trained = [(run.row.row.label, run.tuning, run.seed) for run, _ in study.outcomes]
     assert "SlowMo" not in {label for label, _, _ in trained}  # its 6 settings and a result take 2100 s
     nesterov = [("FedADC Nesterov", True, TUNING_SEED)] * 6 + [("FedADC Nesterov", False, 0)]
-    average = [("FedAvg", True, TUNING_SEED)] * 3 + [("FedAvg", False, 0)]
-    assert trained[:7] == nesterov and trained[7:11] == average
+    average = [("FedAvg", True, TUNING_SEED)] * 6 + [("FedAvg", False, 0)]
+    assert trained[:7] == nesterov and trained[7:14] == average
     assert {seed for _, tuning, seed in trained[-3:] if not tuning} == {1}
 
 
@@ -154,7 +169,7 @@ def test_a_foreign_run_is_named_and_the_others_are_trained(tmp_path: Path) -> No
     assert [outcome.job.path for outcome in result.failed] == [foreign]
     assert "was started with other settings" in result.failed[0].message
     assert {row.label: row.problem for row in result.rows} == {
-        "FedADC, covering cohorts": "1 failed, 1 not run",
+        "FedADC, covering cohorts": "1 failed",
         "FedADC, uniform cohorts": "",
     }
     assert {file: file.read_bytes() for file in foreign.rglob("*") if file.is_file()} == before
@@ -174,7 +189,10 @@ def test_a_dry_run_estimates_what_is_left(tmp_path: Path) -> None:
     [
         (["fig1-s5"], "figure or table 'fig1-s5' is unknown; did you mean 'fig1-s"),
         (["fig1-s2", "--scale", "digit"], "did you mean 'digits'"),
-        (["fig1-s2", "--only", "FedAvgg"], "did you mean 'FedAvg'"),
+        (["fig1-s2", "--only", "FedAvgg"], "did you mean 'fedavg'"),
+        (["fig1-s2", "--seeds", "1000,1"], "seed 1000 chooses the settings"),
+        (["fig1-s2", "--device", "cuda"], "this machine has no CUDA device"),
+        (["fig1-s2", "--dry-run", "--budget", "-1"], "--budget must be a number of hours above 0"),
         (["fig1-s2", "--seeds", "two"], "--seeds must be a number of seeds such as 3, or seeds such as 0,1,2"),
         (["fig1-s2", "--seeds", "0"], "--seeds must name at least one seed"),
         (["fig1-s2", "--seeds", "1,1"], "--seeds must not name a seed twice"),
@@ -184,6 +202,16 @@ def test_a_dry_run_estimates_what_is_left(tmp_path: Path) -> None:
 def test_mistakes_are_answered_in_a_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
     refused(command("reproduce", *words, cwd=tmp_path), sentence)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_no_folder_for_runs(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for words in (["reproduce", "covering"], ["experiment", str(EXPERIMENT)]):
+        refused(
+            command(*words, "--out", "thesis.txt", cwd=tmp_path), "thesis.txt is not a folder; choose another --out"
+        )
+    refused(command("reproduce", "covering", "--out", "/proc/runs", cwd=tmp_path), "/proc/runs cannot be made", code=4)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_absent_data_is_named_with_what_needs_none(tmp_path: Path) -> None:
@@ -208,4 +236,4 @@ def test_every_name_runs_on_digits(tmp_path: Path) -> None:
         result = reproduce(name, scale=replace(TINY, grids=""), out=tmp_path, seeds=range(1))
         assert not result.failed and all(row.values["final"] for row in result.rows), name
         assert len(result.claims) == len(design.claims)
-        assert (tmp_path / f"{name}.png").is_file()
+        assert result.file("png").is_file()

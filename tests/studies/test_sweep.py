@@ -218,7 +218,7 @@ def test_the_table_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture
     trials = [
         SweepTrial(
             trial=n,
-            settings={"local.lr": n / 7, "model.hidden": [n, n], "data.partition": partition},
+            settings={"local.lr": n / 7, "model.hidden": [n, n], "data.partition": {**partition, "alpha": n + 1}},
             state="finished" if n < 15 else "pruned" if n < 29 else "diverged",
             rungs={"10": n / 100},
             score=n / 100 if n < 15 else None,
@@ -292,7 +292,10 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path, call: Call) -> None:
     refused(call("sweep", str(written(tmp_path, both))), "either config (a file) or base")
     typo = {"base": SMALL, "search": {"local.lr": [0.1]}, "smapler": "tpe"}
     refused(call("sweep", str(written(tmp_path, typo))), "did you mean 'sampler'")
-    refused(call("sweep", str(written(tmp_path)), "local.lr=0.1,0.2", "--seeds", "0;1"), "--seeds must be whole")
+    refused(
+        call("sweep", str(written(tmp_path)), "local.lr=0.1,0.2", "--seeds", "0;1"),
+        "--seeds must be a number of seeds such as 3, or seeds such as",
+    )
 
 
 def test_a_folder_with_something_else_is_named_and_left_alone(grid: SweepResult, tmp_path: Path) -> None:

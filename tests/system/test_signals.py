@@ -64,6 +64,28 @@ def test_a_signal_that_python_drops_takes_effect_at_the_next_step() -> None:
     assert reached
 
 
+def test_a_second_signal_does_not_interrupt_what_the_first_one_has_led_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal to a group of processes comes to a child twice: once more from its parent."""
+    saved = False
+    with pytest.raises(Stopped), stopping_on_signals():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except Stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            saved = True
+            raise
+    assert saved
+    with pytest.raises(Stopped), stopping_on_signals():  # a later run is stopped as the first was
+        os.kill(os.getpid(), signal.SIGHUP)
+    monkeypatch.setattr("fedadc.system.signals.INSISTENCE", 0.0)  # a person who insists is obeyed
+    with pytest.raises(Stopped) as caught, stopping_on_signals():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except Stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.number == signal.SIGTERM
+
+
 def test_handlers_of_the_user_are_kept() -> None:
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))

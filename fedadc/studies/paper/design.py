@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FINAL = "final"  # accuracy: mean over the last ten rounds
-BEST = "best"  # accuracy: the highest of any round
 HALFWAY = "halfway"  # accuracy at half of the rounds
+EARLY = "early"  # accuracy at a fifth of the rounds
+LOST = "lost"  # accuracy: the highest of any round, minus the final one
 VIRTUAL = "virtual"  # virtual seconds of the whole run
 GAIN = "gain of "  # accuracy that the clients' own models gain by calibration; then the regularizer's name
 
@@ -95,6 +96,6 @@ def higher(panel: str, better: str, worse: str, measure: str = FINAL) -> Stateme
     return Statement((Term(1, panel, better, measure), Term(-1, panel, worse, measure)))
 
 
-def alike(panel: str, first: str, second: str, margin: float) -> Statement:
-    """Two rows of a panel differ by less than a margin."""
-    return Statement((Term(1, panel, first), Term(-1, panel, second)), -margin, margin)
+def alike(first: tuple[str, str], second: tuple[str, str], margin: float) -> Statement:
+    """Two rows, each of a panel, differ by less than a margin."""
+    return Statement((Term(1, *first), Term(-1, *second)), -margin, margin)

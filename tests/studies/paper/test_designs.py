@@ -10,7 +10,7 @@ import pytest
 from fedadc.config.build import prepare
 from fedadc.config.settings import Config
 from fedadc.runs.record import load_config
-from fedadc.studies.paper.design import BEST, FINAL, GAIN, HALFWAY, VIRTUAL, Design, Panel, Row
+from fedadc.studies.paper.design import EARLY, FINAL, GAIN, HALFWAY, LOST, VIRTUAL, Design, Panel, Row
 from fedadc.studies.paper.designs import DESIGNS
 from fedadc.studies.paper.scales import AS_PUBLISHED, ON_DIGITS, SCALES, Scale
 
@@ -110,7 +110,7 @@ def test_claims_speak_of_rows_and_measures_that_are_there(design: Design) -> Non
             assert statement.low < statement.high
             for term in statement.terms:
                 assert (term.panel, term.label) in rows
-                known = {FINAL, BEST, HALFWAY, VIRTUAL, *(GAIN + kind for kind in design.regularizers)}
+                known = {FINAL, LOST, EARLY, HALFWAY, VIRTUAL, *(GAIN + kind for kind in design.regularizers)}
                 tree = design.panel(term.panel).base
                 assert term.measure in known | {f"{name}_test_accuracy" for name in tree.get("ensembles", {})}
                 assert term.measure != VIRTUAL or "clock" in tree
