@@ -21,6 +21,7 @@ from fedadc.data.dataset import Dataset
 from fedadc.errors import Diverged
 from fedadc.evaluation.metrics import EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State
+from fedadc.studies.flops import flops_of
 from fedadc.studies.workload import Message
 from fedadc.system.determinism import deterministic
 from fedadc.system.memory import forget_peak, give_memory_back, peak_memory
@@ -212,12 +213,3 @@ def peak_of(call: Callable[[], Any]) -> int:
     forget_peak()
     call()
     return peak_memory()
-
-
-def flops_of(call: Callable[[], Any]) -> float:
-    """The floating-point operations of a call: two for each multiplication and addition of matrices."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return float(counter.get_total_flops())
