@@ -60,9 +60,13 @@ PURPOSES = {  # by which random numbers are drawn, and for each a case that uses
     "dropout": "model/noisy",
     "evaluation": "model/noisy",
 }
-WITHOUT_RESULT = {  # of which only the shapes count
+WITHOUT_RESULT = {  # which change no bit of a run
     "probe",  # a forward pass before training
     "example of an upload",
+    "stand-in",  # samples in the place of data that is absent, for an estimate
+    "sweep",  # which settings are tried; each is a run of its own
+    "sweep importance",
+    "bootstrap",
 }
 DRAW = r'\b(?:generator|rng|torch_seeded)\([^")]*"'  # a call that names a purpose, up to the name
 Job = dict[str, Any]  # what same_as_runs.py reads

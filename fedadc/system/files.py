@@ -101,7 +101,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DiskError(f"the folder {folder} cannot be made ({error.strerror or error}).") from error
+        raise DiskError(f"cannot write to {folder} ({error.strerror or error}).") from error
     path = folder / LOCK
     with ExitStack() as opened:
         while not _lock(file := opened.enter_context(path.open("w")), folder):

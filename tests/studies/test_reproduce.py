@@ -210,7 +210,7 @@ def test_a_file_is_no_folder_for_runs(tmp_path: Path) -> None:
         refused(
             command(*words, "--out", "thesis.txt", cwd=tmp_path), "thesis.txt is not a folder; choose another --out"
         )
-    refused(command("reproduce", "covering", "--out", "/proc/runs", cwd=tmp_path), "/proc/runs cannot be made", code=4)
+    refused(command("reproduce", "covering", "--out", "/proc/runs", cwd=tmp_path), "cannot write to /proc/runs", code=4)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 

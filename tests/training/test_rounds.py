@@ -20,7 +20,7 @@ from fedadc.errors import FedadcError
 from fedadc.evaluation.metrics import Evaluation
 from fedadc.federation import Federation
 from fedadc.methods import FedAdam, FedADC, FedAvg, FedAvgM, FedDyn, LocalOnly, Method
-from fedadc.models import CNN, MLP, Logistic
+from fedadc.models import MLP, Logistic
 from fedadc.schedules import Cosine
 from fedadc.training.aggregate import BLOCK_LENGTH, ClientReport, OrderedMean, PartialSum, added, weighted
 from fedadc.training.rounds import _cohort_order
@@ -131,8 +131,20 @@ def test_evaluation_never_changes_training(evaluation: Evaluation | None) -> Non
     assert due == {2: [2, 4, 5], 50: [5], 1: [1, 2, 3, 4, 5]}[evaluation.every if evaluation else 1]
 
 
+class LargeProduct(torch.nn.Module):
+    """A classifier with a scalar product so long that several threads share it, on any machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(256, 4)
+        self.terms = torch.nn.Parameter(torch.randn(300_000) / 300)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x.flatten(1))) * self.terms.dot(self.terms)
+
+
 def bits_by_threads() -> list[torch.Tensor]:
-    """theta after a round of a CNN whose gradients differ between 1 and 2 threads."""
+    """theta after a round of a model whose gradients differ between 1 and 2 threads."""
     images = from_arrays(np.random.default_rng(0).normal(size=(28, 1, 16, 16)).astype(np.float32), np.arange(28) % 4)
     found = []
     for threads in (1, 2):
@@ -140,8 +152,7 @@ def bits_by_threads() -> list[torch.Tensor]:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
         try:
-            model = CNN((1, 16, 16), 4, width=0.25, channels=(64, 64), hidden=(32,))
-            f = Federation(model=model, data=images, clients=4, local=LocalWork(epochs=1, batch_size=7, lr=0.1))
+            f = Federation(model=LargeProduct(), data=images, clients=4, local=LocalWork(epochs=1, batch_size=7, lr=0.1))
             found.append(next(f.rounds(1)).state.theta)
             assert torch.get_num_threads() == threads
         finally:
@@ -155,7 +166,7 @@ def test_threads_of_the_user_do_not_change_bits() -> None:
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core has one thread")
 def test_threads_would_change_bits_if_they_were_let(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above: without `exact` the same runs differ."""
+    """The control of the test above: without `deterministic` the same runs differ."""
     monkeypatch.setattr("fedadc.training.rounds.deterministic", contextlib.nullcontext)
     assert not torch.equal(*bits_by_threads())
 
