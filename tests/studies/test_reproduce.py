@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedadc
-from commands import command, fine, refused
+from commands import Call, fine, refused
 from fedadc.analysis.compare import final
 from fedadc.errors import FedadcError
 from fedadc.runs.record import read_run
@@ -129,16 +129,13 @@ def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path) -> None:
 
 
 def test_finished_runs_are_in_the_result_whatever_the_budget_is(tmp_path: Path) -> None:
-    scale = replace(TINY, seeds=1)
-    whole = reproduce("fig1-s2", scale=scale, out=tmp_path)
-    again = reproduce("fig1-s2", scale=scale, out=tmp_path, budget=1e-9)
-    assert again.rows == whole.rows and again.claims == whole.claims and again.file("png").is_file()
-    more = reproduce("fig1-s2", scale=scale, out=tmp_path, budget=1e-9, seeds=range(2))
-    assert [row.problem for row in more.rows] == ["1 not run"] * 4
-    _, costs = dry_run("fig1-s2", scale=scale, out=tmp_path, budget=1e-9, seeds=range(2))
-    assert [(cost.runs, cost.fit) for cost in costs] == [(1, 0)] * 4
-    _, costs = dry_run("fig1-s2", scale=scale, out=tmp_path / "new", budget=1.0, only=["FedAvg"])
-    assert [(cost.runs, cost.fit) for cost in costs] == [(6, 6), (1, 1)]
+    whole = reproduce("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", seeds=range(1))
+    again = reproduce("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", seeds=range(1), budget=1e-9)
+    assert again.rows == whole.rows and again.rows[0].mean("final") and again.file("png").is_file()
+    _, costs = dry_run("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", seeds=range(2), budget=1e-9)
+    assert [(cost.runs, cost.fit) for cost in costs] == [(1, 0)]
+    _, costs = dry_run("fig1-s2", scale=TINY, out=tmp_path / "new", only="FedAvg", seeds=range(2), budget=1.0)
+    assert [(cost.runs, cost.fit) for cost in costs] == [(6, 6), (2, 2)]
 
 
 def test_a_budget_is_for_whole_rows_the_most_important_first(tmp_path: Path) -> None:
@@ -199,29 +196,27 @@ def test_a_dry_run_estimates_what_is_left(tmp_path: Path) -> None:
         (["fig1-s2", "--budget", "-1"], "--budget must be a number of hours above 0"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_in_a_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
-    refused(command("reproduce", *words, cwd=tmp_path), sentence)
-    assert not list(tmp_path.iterdir())
+def test_mistakes_are_answered_in_a_sentence(call: Call, tmp_path: Path, words: list[str], sentence: str) -> None:
+    refused(call("reproduce", *words), sentence)
+    assert [file.name for file in tmp_path.iterdir()] == ["small.yaml"]
 
 
-def test_a_file_is_no_folder_for_runs(tmp_path: Path) -> None:
+def test_a_file_is_no_folder_for_runs(call: Call, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     for words in (["reproduce", "covering"], ["experiment", str(EXPERIMENT)]):
-        refused(
-            command(*words, "--out", "thesis.txt", cwd=tmp_path), "thesis.txt is not a folder; choose another --out"
-        )
-    refused(command("reproduce", "covering", "--out", "/proc/runs", cwd=tmp_path), "cannot write to /proc/runs", code=4)
+        refused(call(*words, "--out", "thesis.txt"), "thesis.txt is not a folder; choose another --out")
+    refused(call("reproduce", "covering", "--out", "/proc/runs"), "cannot write to /proc/runs", code=4)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_absent_data_is_named_with_what_needs_none(tmp_path: Path) -> None:
+def test_absent_data_is_named_with_what_needs_none(call: Call) -> None:
     words = ["reproduce", "fig1-s2", "--scale", "laptop", "--data-dir", "nothing"]
-    printed = refused(command(*words, cwd=tmp_path), code=5)
+    printed = refused(call(*words), code=5)
     assert "fedadc data get cifar10" in printed and "--scale digits needs no download" in printed
 
 
-def test_without_a_name_all_figures_and_tables_are_listed(tmp_path: Path) -> None:
-    printed = fine(command("reproduce", cwd=tmp_path))
+def test_without_a_name_all_figures_and_tables_are_listed(call: Call) -> None:
+    printed = fine(call("reproduce"))
     assert all(name in printed for name in DESIGNS)
 
 

@@ -152,7 +152,9 @@ def bits_by_threads() -> list[torch.Tensor]:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
         try:
-            f = Federation(model=LargeProduct(), data=images, clients=4, local=LocalWork(epochs=1, batch_size=7, lr=0.1))
+            f = Federation(
+                model=LargeProduct(), data=images, clients=4, local=LocalWork(epochs=1, batch_size=7, lr=0.1)
+            )
             found.append(next(f.rounds(1)).state.theta)
             assert torch.get_num_threads() == threads
         finally:
