@@ -205,9 +205,9 @@ class _Study:
         for level in self._levels():
             for row in level:
                 add(self._first_result(row))
-        tuned = {run.row.key for run in self.unfinished() if run.tuning} - {run.row.key for run in fitting}
+        untuned = {run.row.key for run in self.unfinished() if run.tuning} - {run.row.key for run in fitting}
         for run in self.unfinished():
-            if not run.tuning and run.seed != self.plan.seeds[0] and run.row.key not in tuned:
+            if not run.tuning and run.seed != self.plan.seeds[0] and run.row.key not in untuned:
                 add([run])
         return fitting
 
