@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fedadc.engines.pooled import AHEAD
 from fedadc.engines.shared_memory import Slots
 from fedadc.engines.worker import READY, CountingJob, Failure, TrainingJob, WorkerSetup, serve
 from fedadc.errors import WorkersLost, require
@@ -27,7 +28,6 @@ from fedadc.system.determinism import device_of
 from fedadc.system.processes import context, manner_of_death, start_process_server
 
 log = logging.getLogger("fedadc")
-AHEAD = 2  # jobs that a worker has at a time, so that it never waits for the next
 MOST_DEATHS = 3  # of workers during one job, or per worker without an answer from any
 PRELOADED = "fedadc.engines.worker"
 
@@ -105,7 +105,7 @@ class WorkerPool:
 
     def _accept(self, worker: WorkerProcess, answer: Any) -> None:
         if isinstance(answer, Failure):
-            raise _error_of(answer)
+            raise error_of(answer)
         if answer == READY:
             worker.is_ready = True
             return
@@ -206,7 +206,7 @@ def _described(lost: Sequence[Assignment]) -> str:
     return f" in round {job.round}, client {' or '.join(str(client) for client, *_ in job.clients)}"
 
 
-def _error_of(failure: Failure) -> Exception:
+def error_of(failure: Failure) -> Exception:
     if failure.error is not None:
         error = failure.error
         error.add_note(f"in {failure.where}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import signal
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -16,14 +15,13 @@ from torch import Tensor
 
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
-from fedadc.engines.simulated import SimulatedClients
+from fedadc.engines.trainer import Trainer, unpacked
 from fedadc.errors import FedadcError, explained, one_line, same_kind
-from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
-from fedadc.models.vectors import State
+from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch
 from fedadc.system.determinism import deterministic
 from fedadc.system.memory import give_memory_back
 from fedadc.system.user_code import UserModule, provide_modules
-from fedadc.training.aggregate import Facts, added
+from fedadc.training.aggregate import Facts
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
 EVALUATED = "evaluated"  # the published model that is evaluated
@@ -73,7 +71,7 @@ class WorkerSetup:
     """What a worker receives once, when it is started."""
 
     user_modules: dict[str, UserModule]  # a user's own classes come from them
-    pickled: bytes  # (Agreement, MetricCounter) without data
+    packed: bytes  # what a trainer is built from, without data
     data: SharedData
     published: SharedTensors  # theta and the downlink vectors of the round; the model that is evaluated
     slots: Slots
@@ -81,11 +79,9 @@ class WorkerSetup:
 
 @dataclass
 class _Worker:
-    clients: SimulatedClients
-    counter: MetricCounter
+    trainer: Trainer
     slots: Slots
     published: dict[str, Tensor]
-    doing: str = ""  # for the message if it fails
     broadcast_version: int = -1
     broadcast: ServerBroadcast = field(init=False)
     evaluated_version: int = -1
@@ -100,27 +96,17 @@ class _Worker:
         own = None  # a client that has a state is a job of its own
         if job.state is not None:
             own = {name: v.clone() for name, v in self.slots.get(job.state).items()}
-        total: State = {}
-        states, facts = [], []
-        for client, steps, weight in job.clients:
-            self.doing = f"round {job.round}, client {client}"
-            part = self.clients.train(self.broadcast, ClientTask(client, steps, weight), own)
-            (report,) = part.reports
-            if report.finite:
-                total = part.sum if len(job.clients) == 1 else added(total, part.sum)
-            states.append(report.state or {} if report.finite else {})
-            facts.append(report.facts)
+        total, states, facts = self.trainer.train(self.broadcast, [ClientTask(*task) for task in job.clients], own)
         where, *kept = self.slots.put(job.slot, total, *states)
         return TrainingAnswer(job.slot, where, kept, facts)
 
     def count(self, job: CountingJob) -> BatchCounts:
-        self.doing = f"the evaluation on {job.batch.split} data"
         if job.version != self.evaluated_version:
             self.evaluated, self.evaluated_version = self._copied(self.published[EVALUATED]), job.version
-        return self.counter.count(self.evaluated, job.batch)
+        return self.trainer.count(self.evaluated, job.batch)
 
     def _copied(self, vector: Tensor) -> Tensor:
-        return vector.to(self.clients.agreement.model.device, copy=True)
+        return vector.to(self.trainer.device, copy=True)
 
 
 def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
@@ -149,20 +135,16 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
             try:
                 answer: Any = worker.train(job) if isinstance(job, TrainingJob) else worker.count(job)
             except Exception as error:
-                error.add_note(f"in {worker.doing}")
+                error.add_note(f"in {worker.trainer.doing}")
                 known = explained(error)
                 sent = None if known is None else same_kind(known, str(known))  # of a class that can be unpickled
-                answer = Failure(worker.doing, sent, traceback.format_exc())
+                answer = Failure(worker.trainer.doing, sent, traceback.format_exc())
             with suppress(OSError):
                 pipe.send(answer)
 
 
 def _set_up(setup: WorkerSetup, device: torch.device) -> _Worker:
     provide_modules(setup.user_modules)
-    agreement, counter = pickle.loads(setup.pickled)
-    setup.pickled = b""  # it may be large
-    data, model, inputs = setup.data, agreement.model.on(device), replace(agreement.inputs, device=device)
-    clients = SimulatedClients(replace(agreement, model=model, inputs=inputs), data.samples("train"), data.clients)
-    splits = {name: data.samples(name) for name in counter.splits}
-    counter = replace(counter, model=model, inputs=inputs, splits=splits)
-    return _Worker(clients, counter, setup.slots, setup.published.views())
+    trainer = unpacked(setup.packed, setup.data, device)
+    setup.packed = b""  # it may be large
+    return _Worker(trainer, setup.slots, setup.published.views())

@@ -6,21 +6,18 @@ most 2 × workers + 2 uploads are in memory.
 
 from __future__ import annotations
 
-import pickle
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 
-import numpy as np
-
-from fedadc.data.dataset import Clients, Dataset, Samples
+from fedadc.data.dataset import Clients, Dataset
 from fedadc.engines.blocks import grouped
-from fedadc.engines.pool import AHEAD, PRELOADED, Assignment, WorkerPool, WorkerProcess, require_may_start_processes
+from fedadc.engines.pool import PRELOADED, Assignment, WorkerPool, WorkerProcess, require_may_start_processes
+from fedadc.engines.pooled import PooledEngine
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import SharedTensors, Slots, layout_of
+from fedadc.engines.trainer import packed
 from fedadc.engines.worker import EVALUATED, CountingJob, TrainingAnswer, TrainingJob, WorkerSetup
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import FedadcError, require
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
 from fedadc.system.processes import start_process_server
@@ -28,6 +25,8 @@ from fedadc.system.user_code import loaded_modules
 from fedadc.training.aggregate import ClientReport, PartialSum, room_for_sum
 from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientTask, ServerBroadcast
+
+Assign = Callable[[Sequence[ClientTask], int], Assignment]
 
 
 def share_data(data: Dataset, clients: Clients) -> SharedData:
@@ -37,7 +36,7 @@ def share_data(data: Dataset, clients: Clients) -> SharedData:
     return SharedData(data, clients)
 
 
-class Workers:
+class Workers(PooledEngine[WorkerProcess]):
     """An engine of so many processes. `counter` uses the shared data."""
 
     def __init__(
@@ -52,87 +51,45 @@ class Workers:
         self._slots = Slots(2 * count + 2, layout_of({**uploads, **kept})[1])
         self._published = SharedTensors({EVALUATED: theta, "theta": theta, **downlink})
         self._version = 0  # of what is published
-        self._pool = WorkerPool(count, agreement.model.device, self._setup, self._slots)
-        self._to_count: deque[CountingJob] = deque()  # of the present evaluation
-        self._counting: deque[int] = deque()  # numbers of its jobs that were handed out
+        self._processes = WorkerPool(count, agreement.model.device, self._setup, self._slots)
         self._training = False
+        super().__init__(self._processes)
 
     def run(
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
     ) -> Iterator[PartialSum]:
         require(not self._training, "a federation with workers trains one round at a time.")
-        free = list(range(2 * self.workers + 2))  # slots
-
-        def assigned(group: Sequence[ClientTask]) -> Assignment:
-            slot, state = free.pop(), states.get(group[0].client)
-            parcel = None if state is None else self._slots.put(slot, state)[0]
-            clients = tuple((task.client, task.steps, task.weight) for task in group)
-            job = TrainingJob(version, broadcast.round, broadcast.lr, broadcast.mean_samples, clients, slot, parcel)
-            return self._pool.assignment(job, state)
-
         stateful = self._stateful or bool(states)
-        groups = ([task] for task in tasks) if stateful else grouped(tasks, self.workers)
         self._training = True
         try:
             self._publish({"theta": broadcast.theta, **broadcast.server})
-            version = self._version
-            for answer in self._trained(map(assigned, groups), lambda: bool(free)):
+            groups = ([task] for task in tasks) if stateful else grouped(tasks, self.workers)
+            work = _RoundWork(list(groups), self._assigned(broadcast, states), list(range(2 * self.workers + 2)))
+            for answer in self._trained(work):
                 yield self._partial_sum(answer)
-                free.append(answer.slot)
+                work.free.append(answer.slot)
         finally:
             self._training = False
 
+    def _assigned(self, broadcast: ServerBroadcast, states: Mapping[int, State]) -> Assign:
+        """Makes the job of a group of clients, with a slot for its answer."""
+        version = self._version
+
+        def assigned(group: Sequence[ClientTask], slot: int) -> Assignment:
+            state = states.get(group[0].client)
+            parcel = None if state is None else self._slots.put(slot, state)[0]
+            clients = tuple((task.client, task.steps, task.weight) for task in group)
+            job = TrainingJob(version, broadcast.round, broadcast.lr, broadcast.mean_samples, clients, slot, parcel)
+            return self._processes.assignment(job, state)
+
+        return assigned
+
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
-        """Count predictions. Workers without a client to train begin even before the counts are asked for."""
         self._publish({EVALUATED: theta})
-        self._pool.forget_counting()  # of another evaluation
-        self._to_count = deque(CountingJob(self._version, batch) for batch in batches)
-        self._counting = deque()
-        return self._counted()
+        return self._start_counting(CountingJob(self._version, batch) for batch in batches)
 
-    def _trained(self, work: Iterator[Assignment], may_start: Callable[[], bool]) -> Iterator[TrainingAnswer]:
-        """The answers in the order of the jobs, while the workers are kept busy."""
-        pool = self._pool
-        given: deque[int] = deque()
-        more = True
-        with self._closing_on_failure():
-            while more or given:
-                while more and may_start() and (worker := pool.idlest()):
-                    assignment = next(work, None)
-                    more = assignment is not None
-                    if assignment is not None:
-                        given.append(assignment.number)
-                        pool.give(worker, assignment)
-                while not more and self._to_count and (worker := pool.idlest(AHEAD - 1)):
-                    self._give_count(worker)
-                if given and given[0] in pool.answers:
-                    yield pool.answers.pop(given.popleft())
-                elif given:
-                    pool.receive()
-
-    def _counted(self) -> Iterator[BatchCounts]:
-        pool = self._pool
-        with self._closing_on_failure():
-            while self._to_count or self._counting:
-                while self._to_count and (worker := pool.idlest()):
-                    self._give_count(worker)
-                if self._counting[0] in pool.answers:
-                    yield pool.answers.pop(self._counting.popleft())
-                else:
-                    pool.receive()
-
-    def _give_count(self, worker: WorkerProcess) -> None:
-        assignment = self._pool.assignment(self._to_count.popleft())
-        self._counting.append(assignment.number)
-        self._pool.give(worker, assignment)
-
-    @contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:  # also when the consumer stops early: what the workers still do is of no use
-            self.close()
-            raise
+    def _counting_assignment(self, job: CountingJob) -> Assignment:
+        return self._processes.assignment(job)
 
     def _partial_sum(self, answer: TrainingAnswer) -> PartialSum:
         device = self.agreement.model.device
@@ -152,25 +109,25 @@ class Workers:
             views[name].copy_(vector)
 
     def _setup(self) -> WorkerSetup:
-        splits = {name: _empty(samples) for name, samples in self.counter.splits.items()}
-        try:
-            agreement = replace(self.agreement, start=self.agreement.start[:0])  # workers need no initial weights
-            pickled = pickle.dumps((agreement, replace(self.counter, splits=splits)))
-        except Exception as error:
-            raise FedadcError(
-                "workers need a model, a method and an objective that can be sent to another process "
-                f"({one_line(error)}): define them in a file, without lambdas; workers=0 works without."
-            ) from error
-        return WorkerSetup(loaded_modules(), pickled, self._data, self._published, self._slots)
-
-    def take_events(self) -> tuple[str, ...]:
-        return self._pool.take_events()
-
-    def close(self) -> None:
-        self._pool.close()
-        self._to_count.clear()
-        self._counting.clear()
+        content = packed(self.agreement, self.counter)
+        return WorkerSetup(loaded_modules(), content, self._data, self._published, self._slots)
 
 
-def _empty(samples: Samples) -> Samples:
-    return samples.take(np.zeros(0, dtype=np.int64))
+@dataclass
+class _RoundWork:
+    """The groups of clients of a round, which are handed out in cohort order as slots become free."""
+
+    groups: Sequence[Sequence[ClientTask]]
+    assigned: Assign
+    free: list[int]  # slots
+    position: int = 0
+
+    @property
+    def left(self) -> bool:
+        return self.position < len(self.groups)
+
+    def take(self, worker: WorkerProcess) -> tuple[int, Assignment] | None:
+        if not self.free:
+            return None
+        self.position += 1
+        return self.position - 1, self.assigned(self.groups[self.position - 1], self.free.pop())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +12,25 @@ from fedadc.errors import FedadcError, require
 
 Vector = Tensor  # one flat vector, as long as theta
 State = dict[str, Tensor]  # named tensors; methods receive and return them, but never store them
+
+
+class DistantState(Mapping[str, Tensor]):
+    """A state that another process keeps. It is fetched when its tensors are asked for."""
+
+    size: int  # bytes
+
+    @abstractmethod
+    def fetch(self) -> State:
+        """The tensors, as `canonical` has them; they are the caller's own."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fetch()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fetch())
+
+    def __len__(self) -> int:
+        return len(self.fetch())
 
 
 def vector_like(value: Any, like: Vector, source: str) -> Vector:

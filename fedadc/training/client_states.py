@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedadc.errors import DiskError, FedadcError, kind_of_failure, require
 from fedadc.fields.settings import Settings
-from fedadc.models.vectors import State, canonical
+from fedadc.models.vectors import DistantState, State, canonical
 from fedadc.system.files import checksum, to_safetensors, write_files
 from fedadc.training.state_files import StateFolder
 
@@ -66,13 +66,16 @@ class Store:
         self.storage = storage
         self.used = 0  # bytes in memory
         self._serial = 0
-        self._memory: dict[int, tuple[State, int]] = {}  # by serial, oldest first: state and bytes
+        self._memory: dict[int, tuple[State | DistantState, int]] = {}  # by serial, oldest first: state and bytes
         self._files: dict[int, StateFile] = {}  # by serial; a state may be in memory too
 
-    def keep(self, state: State, round: int = 0) -> StateHandle:
+    def keep(self, state: State | DistantState, round: int = 0) -> StateHandle:
         handle = self._handle(round)
-        state = canonical({key: value.cpu() for key, value in state.items()})
-        size = sum(v.numel() * v.element_size() for v in state.values())
+        if isinstance(state, DistantState):
+            size = state.size
+        else:
+            state = canonical({key: value.cpu() for key, value in state.items()})
+            size = sum(v.numel() * v.element_size() for v in state.values())
         self._memory[handle.serial] = (state, size)
         self.used += size
         while self.used > self.storage.memory_gb * 1e9:
@@ -91,7 +94,7 @@ class Store:
 
     def read(self, handle: StateHandle) -> State:
         if handle.serial in self._memory:
-            return self._memory[handle.serial][0]
+            return self._memory[handle.serial][0]  # type: ignore[return-value]  # a distant one has the same methods
         from safetensors.torch import load
 
         path = self._files[handle.serial].path
