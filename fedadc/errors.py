@@ -49,6 +49,10 @@ class WorkersLost(FedadcError):
     exit_code = 6
 
 
+class StatesLost(WorkersLost):
+    """States of clients were lost with the node of a cluster that had them. The last checkpoint has earlier ones."""
+
+
 class CannotResume(FedadcError):
     """The run in a directory cannot be resumed as requested; nothing in the directory was changed."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedadc.cluster.settings import RayCluster, cluster_of
 from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
 from fedadc.data.batches import Augment
@@ -98,12 +99,14 @@ class Federation:
         device: str | torch.device = "cpu",
         channels_last: bool | None = None,  # memory format of images; None: the faster one
         workers: int | str = 0,  # processes that train clients, or "auto"; 0: this process
+        engine: RayCluster | str | None = None,  # "ray" or a RayCluster trains the clients; None: this machine
     ) -> None:
         _require_types(
             model=model, data=data, local=local, clients=clients, partition=partition, selection=selection, clock=clock,
             augment=augment, evaluate=evaluate, storage=storage, faults=faults, ensembles=ensembles, seed=seed,
             communication=communication, data_seed=data_seed,
         )  # fmt: skip
+        cluster = cluster_of(engine, workers)
         self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         self._deal(_split(data, test, validation, self._data_seed), partition, clients)
@@ -120,7 +123,7 @@ class Federation:
             self.agreement, self._roster(), cohort=cohort, selection=selection, weighting=weighting, faults=faults,
             downlink=links.downlink, clock=clock,
         )  # fmt: skip
-        self._build_engine(resolve_workers(workers, str(device)))
+        self._build_engine(0 if cluster else resolve_workers(workers, str(device)), cluster)
 
     def _deal(self, data: Dataset, partition: Partition | None, clients: int | None) -> None:
         """Decide which samples each client has."""
@@ -136,9 +139,10 @@ class Federation:
         """The number of training samples per client and class, [clients, classes]."""
         return self.clients.class_counts(self.data.train.y, len(self.data.classes))
 
-    def _build_engine(self, workers: int) -> None:
+    def _build_engine(self, workers: int, cluster: RayCluster | None) -> None:
         """Build the engine that runs the clients; with workers, data goes to shared memory."""
         self.workers, shared = workers, None
+        self.engine_name = "local" if cluster is None else "ray"
         if workers:
             from fedadc.engines.workers import Workers, share_data
 
@@ -153,6 +157,10 @@ class Federation:
             server = agreement.server.start(agreement.start)
             vectors = {name: server[name] for name in self.coordinator.downlink}
             self.engine = Workers(agreement, self.counter, shared, workers, vectors)
+        elif cluster is not None:
+            from fedadc.cluster.engine import RayEngine
+
+            self.engine = RayEngine(agreement, self.counter, self.data, self.clients, cluster)
 
     @property
     def method(self) -> Method:

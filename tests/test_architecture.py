@@ -87,7 +87,7 @@ BASICS = {"errors", "rng", "fields", "system"}
 NUMBERS = BASICS | {"data", "models", "schedules"}
 CLIENTS = NUMBERS | {"views", "objectives", "methods"}
 LOOPS = CLIENTS | {"communication", "training", "evaluation"}
-FEDERATION = LOOPS | {"engines", "partitions", "selections"}
+FEDERATION = LOOPS | {"engines", "cluster", "partitions", "selections"}
 ALLOWED = {  # folder -> the folders it may import, beside itself
     "errors": set(),
     "rng": set(),
@@ -105,6 +105,7 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "training": CLIENTS | {"communication", "selections"},
     "evaluation": CLIENTS | {"training"},
     "engines": LOOPS,
+    "cluster": LOOPS | {"engines"},
     "federation": FEDERATION,
     "config": FEDERATION | {"federation"},
     "runs": FEDERATION | {"federation", "config"},
@@ -209,7 +210,7 @@ def test_tests_mirror_the_tree() -> None:
 
 def test_engines_know_the_clients_half_of_a_round_and_how_to_add() -> None:
     for module in MODULES:
-        if folder(module) == "engines":
+        if folder(module) in ("engines", "cluster"):
             known = {m for m in ours(module) if folder(m) == "training"}
             assert known <= {f"fedadc.training.{n}" for n in ("local", "aggregate", "agreement", "messages", "wire")}, (
                 module
@@ -226,6 +227,7 @@ def test_files_are_deleted_in_few_places() -> None:
         if isinstance(node, ast.Attribute) and node.attr in deletes
     }
     assert found == {
+        "fedadc.cluster.reaper",  # the folder of a local cluster
         "fedadc.data.loaders.download",  # half a download
         "fedadc.personal.folder",  # results that are replaced
         "fedadc.runs.checkpoint",  # old checkpoints

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from fedadc.cluster.settings import RayCluster
+
+RAY_SETTINGS = ("cpus_per_worker", "gpus_per_worker", "other_nodes", "patience")
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of the data sets (default: FEDADC_DATA, or a cache folder).")
@@ -24,6 +29,21 @@ Workers = Annotated[
 ]
 WorkersPerGpu = Annotated[
     int, typer.Option(min=1, metavar="N", help="Workers per GPU with --workers auto and --device cuda.")
+]
+Engine = Annotated[
+    str, typer.Option(metavar="local|ray", help="Where clients are trained: on this machine, or on a Ray cluster.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="auto|HOST:PORT", help="A running Ray cluster (default: start one on this machine)."),
+]
+RaySettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ray",
+        metavar="KEY=VALUE",
+        help=f"A setting of the Ray engine, e.g. gpus_per_worker=0.5; may be repeated ({', '.join(RAY_SETTINGS)}).",
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing runs.")]
 Jobs = Annotated[
@@ -38,6 +58,30 @@ Trust = Annotated[
         "--trust", metavar="", help="Load the user code that a run directory names although it is not sealed."
     ),
 ]
+
+
+def chosen_engine(
+    engine: str, address: str | None, settings: Sequence[str] | None, workers: str = "auto"
+) -> RayCluster | None:
+    """The cluster that the options of a command mean; None: this machine."""
+    from fedadc.cluster.settings import RayCluster
+    from fedadc.config.yaml import override
+    from fedadc.errors import FedadcError, require, unknown
+
+    require(engine in ("local", "ray"), f"engine must be local or ray, not {engine!r:.60}.")
+    if engine == "local":
+        require(address is None and not settings, "--ray-address and --ray need --engine ray.")
+        return None
+    tree: dict[str, Any] = {}
+    for setting in settings or ():
+        tree = override(tree, setting)
+    for key in tree:
+        if key not in RAY_SETTINGS:
+            raise unknown("--ray: setting", key, RAY_SETTINGS)
+    try:
+        return RayCluster(address=address, workers=workers if workers != "0" else "auto", **tree)
+    except FedadcError as error:
+        raise FedadcError(str(error) if str(error).startswith("workers") else f"--ray: {error}") from error
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Device, Json, Overrides, Overwrite, Trust, Workers, WorkersPerGpu
+from fedadc.cli.options import (
+    DataDir,
+    Device,
+    Engine,
+    Json,
+    Overrides,
+    Overwrite,
+    RayAddress,
+    RaySettings,
+    Trust,
+    Workers,
+    WorkersPerGpu,
+    chosen_engine,
+)
 
 
 def run(
@@ -26,6 +39,9 @@ def run(
     device: Device = "cpu",
     workers: Workers = "auto",
     workers_per_gpu: WorkersPerGpu = 1,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    ray: RaySettings = None,
     overwrite: Overwrite = False,
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Resume the run in --out if there is one.")
@@ -33,12 +49,13 @@ def run(
     trust: Trust = False,
 ) -> None:
     """Train from a config and write a run directory."""
-    _preload(workers)
+    _preload(workers if engine == "local" else "0")
     from fedadc.cli.terminal import note, progress_of_run, run_summary
     from fedadc.errors import require
     from fedadc.runs.record import load_config
     from fedadc.runs.runner import run as run_config
 
+    cluster = chosen_engine(engine, ray_address, ray, workers)
     seeds = [change for change in overrides or () if change.partition("=")[0].strip() == "seed"]
     require(seed is None or not seeds, "use --seed or seed=N, not both.")
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
@@ -53,8 +70,9 @@ def run(
             trust=trust,
             data_dir=data_dir,
             device=device,
-            workers=workers,
+            workers=0 if cluster else workers,
             workers_per_gpu=workers_per_gpu,
+            engine=cluster,
             watch=watch,
             notes=notes,
         )
@@ -72,18 +90,23 @@ def resume(
     ] = None,
     workers: Workers = "auto",
     workers_per_gpu: WorkersPerGpu = 1,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    ray: RaySettings = None,
     trust: Trust = False,
 ) -> None:
     """Resume an interrupted run, or extend a finished one. The result is bit-identical to an uninterrupted run."""
-    _preload(workers)
+    _preload(workers if engine == "local" else "0")
     from fedadc.cli.terminal import note, progress_of_run, run_summary
     from fedadc.runs.record import load_config, recorded_config
     from fedadc.runs.runner import resume_config
 
+    cluster = chosen_engine(engine, ray_address, ray, workers)
     original = recorded_config(run, trust, note)
     config = load_config(original, overrides or ())
     with progress_of_run(config.rounds, run.resolve().name) as (watch, notes):
-        result = resume_config(config, original, run, data_dir, device, workers, workers_per_gpu, watch, notes)
+        count = 0 if cluster else workers
+        result = resume_config(config, original, run, data_dir, device, count, workers_per_gpu, cluster, watch, notes)
     run_summary(result)
 
 

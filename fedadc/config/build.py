@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedadc.cluster.settings import RayCluster
 from fedadc.communication.clock import Clock
 from fedadc.config.schema import hints_of, leaf
 from fedadc.config.settings import Config, DataConfig, Init, ModelConfig
@@ -20,7 +21,7 @@ from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
-from fedadc.errors import DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
+from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
 from fedadc.federation import Federation, with_objective
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
@@ -49,12 +50,14 @@ def prepare(
     device: str = "cpu",
     out: Path | None = None,
     workers: int = 0,
+    cluster: RayCluster | None = None,
 ) -> Plan:
     """Load the data, build the model and partition the data; every impossible setting raises an error here.
 
     `out` is the run directory. Client states that do not fit in memory are stored there.
     """
-    config, data = load_data(complete(config), data_dir)
+    asked = complete(config)
+    config, data = load_data(asked, data_dir)
     model, module = build_module(config, data.spec)
     with words_of_the_config(config):
         federation = Federation(
@@ -81,11 +84,31 @@ def prepare(
             device=device,
             channels_last=model.channels_last,
             workers=workers,
+            engine=None if cluster is None else replace(cluster, load=_loader(asked, data_dir)),
         )
     _load_weights(config, federation.agreement)
     data_config = replace(config.data, clients=len(federation.clients))
     model = replace(model, channels_last=federation.agreement.inputs.channels_last)
     return Plan(replace(config, data=data_config, model=model), federation)
+
+
+@dataclass(frozen=True)
+class DataOnDisk:
+    """Loads the data of a config on another machine, if that has the same folder of data sets."""
+
+    config: Config
+    folder: Path
+
+    def __call__(self) -> Dataset:
+        require(self.folder.is_dir(), f"it has no folder {self.folder}", DataError)
+        return load_data(self.config, self.folder)[1]
+
+
+def _loader(config: Config, data_dir: str | Path | None) -> DataOnDisk | None:
+    """How a node of a cluster may read the data itself; None: no folder is given, or the data needs a user's code."""
+    if data_dir is None or config.data.name not in DATASETS:
+        return None
+    return DataOnDisk(config, Path(data_dir).expanduser().resolve())
 
 
 def build_module(config: Config, spec: DataSpec) -> tuple[ModelConfig, torch.nn.Module]:

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
+from fedadc.engines.failures import Failure, error_of
 from fedadc.engines.pooled import AHEAD
 from fedadc.engines.shared_memory import Slots
-from fedadc.engines.worker import READY, CountingJob, Failure, TrainingJob, WorkerSetup, serve
+from fedadc.engines.worker import READY, CountingJob, TrainingJob, WorkerSetup, serve
 from fedadc.errors import WorkersLost, require
 from fedadc.models.vectors import State
 from fedadc.system.determinism import device_of
@@ -204,12 +205,3 @@ def _described(lost: Sequence[Assignment]) -> str:
     if isinstance(job, CountingJob):
         return " during the evaluation"
     return f" in round {job.round}, client {' or '.join(str(client) for client, *_ in job.clients)}"
-
-
-def error_of(failure: Failure) -> Exception:
-    if failure.error is not None:
-        error = failure.error
-        error.add_note(f"in {failure.where}")
-        error.add_note(f"in a worker process:\n{failure.trace}")
-        return error
-    return RuntimeError(f"{failure.where} failed in a worker process:\n{failure.trace}")

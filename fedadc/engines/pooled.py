@@ -81,7 +81,7 @@ class PooledEngine(Generic[Worker]):
                 if given.get(position) in pool.answers:
                     yield pool.answers.pop(given.pop(position))
                     position += 1
-                elif given:
+                else:
                     pool.receive()
 
     def _counted(self) -> Iterator[BatchCounts]:

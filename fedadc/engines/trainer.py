@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -65,12 +65,12 @@ class Trainer:
         return self.clients.agreement.model.device
 
 
-def packed(agreement: Agreement, counter: MetricCounter) -> bytes:
+def packed(agreement: Agreement, counter: MetricCounter, dumps: Callable[[object], bytes] = pickle.dumps) -> bytes:
     """What a trainer is built from in another process; samples are not part of it."""
     splits = {name: _empty(samples) for name, samples in counter.splits.items()}
     try:
         agreement = replace(agreement, start=agreement.start[:0])  # workers need no initial weights
-        return pickle.dumps((agreement, replace(counter, splits=splits)))
+        return dumps((agreement, replace(counter, splits=splits)))
     except Exception as error:
         raise FedadcError(
             "workers need a model, a method and an objective that can be sent to another process "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadc.engines.failures import failure_of, failure_to_start
 from fedadc.engines.shared_data import SharedData
 from fedadc.engines.shared_memory import Parcel, SharedTensors, Slots
 from fedadc.engines.trainer import Trainer, unpacked
-from fedadc.errors import FedadcError, explained, one_line, same_kind
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch
 from fedadc.system.determinism import deterministic
 from fedadc.system.memory import give_memory_back
@@ -57,13 +56,6 @@ class TrainingAnswer(NamedTuple):
     sum: Parcel
     states: list[Parcel]  # of each client
     facts: list[Facts]  # of each client
-
-
-@dataclass(frozen=True)
-class Failure:
-    where: str
-    error: FedadcError | None  # None for a bug
-    trace: str
 
 
 @dataclass
@@ -116,11 +108,7 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
     try:
         worker = _set_up(setup, device)
     except Exception as error:
-        reason = FedadcError(
-            f"a worker process cannot load the model, the method or the objective ({one_line(error)}): "
-            "define them in a file, or at the top level of a script that is one; workers=0 works without."
-        )
-        pipe.send(Failure("the start of a worker", reason, traceback.format_exc()))
+        pipe.send(failure_to_start(error))
         return
     with deterministic():
         with suppress(OSError):
@@ -135,10 +123,7 @@ def serve(pipe: Connection, setup: WorkerSetup, device: torch.device) -> None:
             try:
                 answer: Any = worker.train(job) if isinstance(job, TrainingJob) else worker.count(job)
             except Exception as error:
-                error.add_note(f"in {worker.trainer.doing}")
-                known = explained(error)
-                sent = None if known is None else same_kind(known, str(known))  # of a class that can be unpickled
-                answer = Failure(worker.trainer.doing, sent, traceback.format_exc())
+                answer = failure_of(worker.trainer.doing, error)
             with suppress(OSError):
                 pipe.send(answer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +21,7 @@ class DistantState(Mapping[str, Tensor]):
 
     @abstractmethod
     def fetch(self) -> State:
-        """The tensors, as `canonical` has them; they are the caller's own."""
+        """The tensors, as `canonical` has them."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fetch()[name]
@@ -31,6 +31,15 @@ class DistantState(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.fetch())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def items(self) -> ItemsView[str, Tensor]:
+        return self.fetch().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.fetch(),)
 
 
 def vector_like(value: Any, like: Vector, source: str) -> Vector:

@@ -40,6 +40,7 @@ from fedadc.runs.layout import (
     METRICS,
     MODEL,
     PARTIAL,
+    RAY_LOGS,
     REPLACED,
     SEAL,
     STATES,
@@ -365,7 +366,8 @@ def folder_contents(path: Path) -> list[Path]:
 def _is_run_file(file: Path) -> bool:
     """True if a file or folder in a run directory was written by fedadc."""
     if file.is_dir():
-        return file.name.startswith((STATES, REPLACED)) or is_checkpoints(file) or is_personal(file)
+        ours = file.name.startswith((STATES, REPLACED)) or file.name == RAY_LOGS
+        return ours or is_checkpoints(file) or is_personal(file)
     plain, partial_model = file.name.removesuffix(PARTIAL), model_file("*") + PARTIAL
     return plain in (*FILES, LOCK) or file.match(partial_model) or file.name == model_file(model_origin(file)[0])
 

@@ -15,6 +15,7 @@ RUN/personal/summary.json                   the settings, and the metrics of eve
 RUN/personal/personal.png                   a plot of the gain of every client
 RUN/personal/none/client-00012.safetensors  the tuned parameters of client 12, named as in the model's state dict
 RUN/fedadc-states-XXXX/                     client states that do not fit in memory, during training
+RUN/ray-logs/                               the logs of Ray, where a local cluster trained the clients (--engine ray)
 RUN/.replaced-XXXX/                         the old run (--overwrite), kept until the new one is finished
 RUN/.lock                                   locked by the process that writes to the run
 NAME.part                                   an incomplete file
@@ -31,6 +32,7 @@ from fedadc.training.state_files import FOLDER_PREFIX as STATES
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
 SEAL = "seal.json"
 REPLACED = ".replaced-"  # a prefix
+RAY_LOGS = "ray-logs"
 
 CHECKPOINTS = "checkpoints"
 CLIENT_STATES = "clients"  # in CHECKPOINTS
@@ -59,6 +61,7 @@ __all__ = [
     "PERSONAL_PLOT",
     "PERSONAL_SUMMARY",
     "PERSONAL_TABLE",
+    "RAY_LOGS",
     "REPLACED",
     "SEAL",
     "STATES",

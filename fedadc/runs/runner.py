@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedadc.cluster.settings import RayCluster, cluster_of
 from fedadc.config.build import Plan, prepare
 from fedadc.config.settings import Config
-from fedadc.errors import RunDamaged, require
+from fedadc.errors import RunDamaged, StatesLost, require
 from fedadc.evaluation.evaluator import reaches
 from fedadc.fields.summary import summary
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_original_horizon
-from fedadc.runs.layout import CONFIG
+from fedadc.runs.layout import CONFIG, RAY_LOGS
 from fedadc.runs.record import load_config, record_of, recorded_config, scores
 from fedadc.runs.seal import require_unchanged_code
 from fedadc.system.determinism import resolve_device, resolve_workers
@@ -29,6 +31,7 @@ from fedadc.training.state import Round, RunState
 log = logging.getLogger("fedadc")
 Watcher = Callable[[dict[str, Any]], None]  # called with the record of every finished round
 Notes = Callable[[str], None]
+MOST_ATTEMPTS = 3  # to continue from the same checkpoint after a cluster has lost states
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def run(
     device: str = "cpu",
     workers: int | str = 0,
     workers_per_gpu: int = 1,
+    engine: RayCluster | str | None = None,
     until: int | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
@@ -75,7 +79,8 @@ def run(
     With `resume`, resume the run in `out` if there is one; the settings that determine its result must be unchanged.
     With `trust`, load the user code that a run directory names also where its seal does not allow it.
     `workers` is the number of processes that train the clients; `auto` chooses it (see `resolve_workers`), and 0 trains
-    in this process. The result does not depend on it.
+    in this process. With `engine`, "ray" or a `RayCluster`, a Ray cluster trains the clients. The result depends on
+    neither.
     With `until`, the run pauses after that round; resumed later, it gives the bits of a run that never paused.
     `watch` is called with the record of every round, `notes` with messages about the data and the progress of the run.
     """
@@ -91,7 +96,7 @@ def run(
         if original is None and not (resume and is_unstarted(path)):
             require_empty(path, overwrite)
     device = resolve_device(device)
-    plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu)
+    plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu, engine)
     if original is not None and path is not None and not trust:
         require_unchanged_code(path, config)
     return _train(plan, original, path, overwrite, device, data_dir, watch, notes, until)
@@ -106,6 +111,7 @@ def resume(
     device: str | None = None,
     workers: int | str = 0,
     workers_per_gpu: int = 1,
+    engine: RayCluster | str | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> RunResult:
@@ -116,7 +122,7 @@ def resume(
     original = recorded_config(Path(path), trust, notes)
     config = load_config(original, overrides)
     return resume_config(
-        config, original, Path(path), data_dir, device, workers, workers_per_gpu, watch=watch, notes=notes
+        config, original, Path(path), data_dir, device, workers, workers_per_gpu, engine, watch=watch, notes=notes
     )
 
 
@@ -128,6 +134,7 @@ def resume_config(
     device: str | None = None,
     workers: int | str = 0,
     workers_per_gpu: int = 1,
+    engine: RayCluster | str | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> RunResult:
@@ -135,7 +142,7 @@ def resume_config(
     facts = read_facts(path)
     data_dir = data_dir or text_of(facts, "data_dir")
     device = resolve_device(device or text_of(facts, "device") or "cpu")
-    plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu)
+    plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu, engine)
     return _train(plan, original, path, False, device, data_dir, watch, notes)
 
 
@@ -160,11 +167,15 @@ def _plan(
     device: str,
     workers: int | str,
     workers_per_gpu: int,
+    engine: RayCluster | str | None,
 ) -> Plan:
-    count = resolve_workers(workers, device, workers_per_gpu)
+    cluster = cluster_of(engine, workers)
+    if cluster is not None and path is not None:
+        cluster = replace(cluster, logs=path / RAY_LOGS)
+    count = 0 if cluster else resolve_workers(workers, device, workers_per_gpu)
     if original is not None:
         config = with_original_horizon(config, original)
-    return prepare(config, data_dir, device, path, count)
+    return prepare(config, data_dir, device, path, count, cluster)
 
 
 def _train(
@@ -181,20 +192,29 @@ def _train(
     """Train a plan from its start, or from the state of the run in `path` whose config is `original`."""
     for note in plan.federation.data.notes:
         notes(note)
-    directory = None
-    if path is not None:
-        facts = _facts(plan, device, data_dir)
-        if original is None:
-            directory = RunDirectory.create(path, plan, facts, overwrite)
-        else:
-            directory = RunDirectory.reopen(path, plan, facts, log.warning, original)
-    return execute(plan, directory, watch, notes, until)
+    if path is None:
+        return execute(plan, None, watch, notes, until)
+    facts, attempts = _facts(plan, device, data_dir), Counter[int]()
+    if original is None:
+        directory = RunDirectory.create(path, plan, facts, overwrite)
+    else:
+        directory = RunDirectory.reopen(path, plan, facts, log.warning, original)
+    while True:
+        try:
+            return execute(plan, directory, watch, notes, until)
+        except StatesLost as lost:  # the rounds since the last checkpoint are trained again, with the same bits
+            attempts[directory.checkpoints.round] += 1
+            if attempts[directory.checkpoints.round] == MOST_ATTEMPTS:
+                raise
+            log.warning("%s The run goes back to round %d.", lost, directory.checkpoints.round)
+            directory = RunDirectory.reopen(path, plan, facts, log.warning)
 
 
 def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
     return {
         **environment(device),
         "workers": plan.federation.workers,
+        "engine": plan.federation.engine_name,
         "config_folder": str(plan.config.folder.resolve()),
         "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().resolve()),
         "data_notes": list(plan.federation.data.notes),
@@ -245,7 +265,7 @@ def execute(
             if directory is not None:
                 message = directory.save_after_interruption(reason)
                 with suppress(OSError):  # the terminal may be closed
-                    if message:
+                    if message and not isinstance(reason, StatesLost):
                         notes(message)
             raise
         finally:

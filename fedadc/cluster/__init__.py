@@ -1,0 +1,1 @@
+"""Simulation on a Ray cluster: the same messages and the same order of additions as with worker processes."""

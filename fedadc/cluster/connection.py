@@ -1,0 +1,227 @@
+"""The connection to a Ray cluster: one that is running, or one on this machine that is started and stopped here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedadc.cluster.settings import RayCluster
+from fedadc.errors import FedadcError, WorkersLost, one_line, require
+from fedadc.system.processes import KEEP_MEMORY, cores, environment_set
+from fedadc.system.signals import SIGNALS
+
+log = logging.getLogger("fedadc")
+PREFIX = "fedadc-ray-"  # of the temporary folder of a local cluster; sockets need a short path
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+CONNECT = 5.0  # seconds to reach the head of a cluster
+HEAD_SILENCE = 15.0  # seconds without the head, after which it is lost; Ray would abort this process after 60
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster, as Ray describes it."""
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+    memory: int  # bytes of the object store
+
+    @staticmethod
+    def of(found: dict[str, Any]) -> Node:
+        offers = found["Resources"]
+        store = int(offers.get("object_store_memory", 0))
+        return Node(found["NodeID"], found["NodeManagerAddress"], offers.get("CPU", 0.0), offers.get("GPU", 0.0), store)
+
+    def room(self, settings: RayCluster) -> int:
+        """How many workers fit on it."""
+        room = int(self.cpus / settings.cpus_per_worker)
+        return min(room, int(self.gpus / settings.gpus_per_worker)) if settings.gpus_per_worker else room
+
+
+def import_ray() -> Any:
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own future
+            import ray
+    except ImportError as error:
+        raise FedadcError(
+            f"engine ray needs Ray, which is not installed ({one_line(error)}): pip install 'fedadc[ray]'."
+        ) from error
+    return ray
+
+
+def on_node(id: str) -> Any:
+    """Where Ray is to start a worker or a task: on this node and nowhere else."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(id, soft=False)
+
+
+class Connection:
+    """A connection that is made when it is first needed. A cluster that was started here is stopped by `close`."""
+
+    def __init__(self, settings: RayCluster) -> None:
+        self.settings = settings
+        self._opened = False  # the connection was made here
+        self._local: _LocalCluster | None = None
+        self._undo: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        ray = import_ray()
+        if not ray.is_initialized():
+            with _kept_signal_handlers(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._start(ray) if self.settings.address is None else self._connect(ray, self.settings.address)
+            self._opened = True
+            self._undo = _silenced(ray)
+
+    def _start(self, ray: Any) -> None:
+        settings = self.settings
+        cpus = cores() if settings.workers == "auto" else settings.most_workers * settings.cpus_per_worker
+        self._local = _LocalCluster(settings.logs)
+        try:
+            with environment_set({**KEEP_MEMORY, **ONE_THREAD}):
+                ray.init("local", num_cpus=max(1, round(cpus)), _temp_dir=str(self._local.folder), **OPTIONS)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, Exception):
+                raise
+            raise WorkersLost(f"a Ray cluster cannot be started on this machine ({one_line(error):.300}).") from error
+
+    def _connect(self, ray: Any, address: str) -> None:
+        reachable = _running_cluster() if address == "auto" else _reachable(address)
+        try:
+            ray.init(address=reachable, runtime_env={"env_vars": self._environment()}, **OPTIONS)
+        except Exception as error:
+            raise WorkersLost(
+                f"no Ray cluster was found at the address {address} ({one_line(error):.300}); start one with "
+                "`ray start --head`, or leave out the address."
+            ) from error
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        """What the processes on other nodes must have as here."""
+        here = {"MKL_CBWR": os.environ["MKL_CBWR"]} if "MKL_CBWR" in os.environ else {}
+        return {**KEEP_MEMORY, **ONE_THREAD, **here}
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive, in a fixed order; an error if the head of the cluster is lost."""
+        self._require_head()
+        found = [node for node in import_ray().nodes() if node["Alive"]]
+        return sorted((Node.of(node) for node in found), key=lambda node: (node.address, node.id))
+
+    def _require_head(self) -> None:
+        """Ray's own calls wait for a lost head until it aborts this process, and a run with it."""
+        address, until = import_ray().get_runtime_context().gcs_address, time.monotonic() + HEAD_SILENCE
+        while not is_reachable(address, 2.0):
+            require(time.monotonic() < until, f"the head of the Ray cluster at {address} is lost.", WorkersLost)
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        if self._opened or self._local is not None:
+            ray = import_ray()
+            with _kept_signal_handlers():
+                ray.shutdown()
+        self._opened = False
+        if self._local is not None:
+            self._local.end()
+            self._local = None
+
+
+class _LocalCluster:
+    """The folder of a cluster on this machine, and a process that cleans up if this one is killed."""
+
+    def __init__(self, logs: Path | None) -> None:
+        self.folder, self._logs = Path(tempfile.mkdtemp(prefix=PREFIX)), logs
+        script = Path(__file__).with_name("reaper.py")
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(script), str(self.folder), str(os.getpid())],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        session = self.folder / "session_latest"
+        if self._logs is not None and self._logs.parent.is_dir() and session.is_dir():
+            with suppress(OSError, shutil.Error):
+                shutil.copytree(session / "logs", self._logs / session.resolve().name, dirs_exist_ok=True)
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.close()  # it ends what is left, and deletes the folder
+        with suppress(subprocess.TimeoutExpired):
+            self._reaper.wait(10)
+
+
+def is_reachable(address: str, seconds: float) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), seconds).close()
+    except (OSError, OverflowError, ValueError):
+        return False
+    return True
+
+
+def _reachable(address: str) -> str:
+    """The address, if a process answers there: Ray itself would try for a long time."""
+    host, _, port = address.rpartition(":")
+    require(
+        bool(host) and port.isdecimal(),
+        f"address must be auto or HOST:PORT, such as 10.0.0.1:6379, not {address!r:.60}.",
+    )
+    require(is_reachable(address, CONNECT), f"no Ray cluster answers at the address {address}.", WorkersLost)
+    return address
+
+
+def _running_cluster() -> str:
+    """The address of the cluster to which this machine belongs. Ray would also try one that has died, without end."""
+    from ray._private import services, utils
+
+    given = os.environ.get("RAY_ADDRESS")
+    found = [given] if given else [utils.read_ray_address(), *services.find_gcs_addresses()]
+    for address in filter(None, found):
+        if is_reachable(address, CONNECT):
+            return address
+    raise WorkersLost("no running Ray cluster was found on this machine; start one with `ray start --head`.")
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Ray replaces the handler of SIGTERM; ours saves the run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _silenced(ray: Any) -> Callable[[], None]:
+    """Keep Ray from printing pages about a dead node; returns how to undo it. Events name what was lost."""
+    worker: Any = ray._private.worker
+    original = getattr(worker, "print_to_stdstream", None)
+    if original is None:  # another version of Ray
+        return lambda: None
+    worker.print_to_stdstream = lambda data, *_, **__: log.debug("Ray: %s", data.get("lines"))
+    return lambda: setattr(worker, "print_to_stdstream", original)

@@ -1,0 +1,297 @@
+"""Workers on the nodes of a cluster: started where there is room, replaced when they die, also on nodes that join.
+
+Ray places and connects. What is lost is handed out again here, because Ray's own retries would not keep our order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedadc.cluster.actor import ClientActor, NodeFacts, RoundAnswer, RoundJob
+from fedadc.cluster.connection import Connection, Node, import_ray, on_node
+from fedadc.cluster.supplies import Supplies
+from fedadc.engines.failures import Failure, error_of
+from fedadc.engines.pool import MOST_DEATHS
+from fedadc.engines.pooled import AHEAD
+from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line
+from fedadc.evaluation.metrics import EvaluationBatch
+from fedadc.models.vectors import DistantState, State
+
+log = logging.getLogger("fedadc")
+POLL = 1.0  # seconds after which a wait looks at the cluster again
+
+
+class NodeState(DistantState):
+    """A client's state in the object store of the node on which the client was trained last."""
+
+    def __init__(self, reference: Any, node: str, size: int, fetched: Callable[[Any], State]) -> None:
+        self.reference, self.node, self.size, self._fetched = reference, node, size, fetched
+        self._here: State | None = None
+
+    def fetch(self) -> State:
+        return self._fetched(self.reference) if self._here is None else self._here
+
+    def bring_here(self) -> None:
+        """Keep the tensors in this process; the cluster is about to be left."""
+        self._here = self.fetch()
+        self.reference = None
+
+
+class CountJob(NamedTuple):
+    """A batch of an evaluation."""
+
+    version: int  # of the model
+    batch: EvaluationBatch
+    theta: Any  # a reference
+
+
+@dataclass
+class NodeJob:
+    """A job that was handed out, and what is needed to do it again."""
+
+    number: int
+    job: RoundJob | CountJob
+    state: Any = None  # of its client: a reference or arrays
+    vectors: tuple[Any, ...] = ()  # references
+    deaths: int = 0  # of workers that were busy with it
+
+
+class PlacedAnswer(NamedTuple):
+    """An answer, and where the new state of its client is."""
+
+    answer: RoundAnswer
+    state: Any  # a reference
+    node: str
+
+
+@dataclass
+class NodeWorker:
+    number: int
+    node: Node
+    actor: Any
+    born: float
+    starting: Any  # the reference of its first answer; None: it is ready
+    assigned: deque[tuple[NodeJob, Any, Any]] = field(default_factory=deque)  # with the references of two answers
+
+    def __str__(self) -> str:
+        return f"worker {self.number} on node {self.node.address}"
+
+
+class ActorPool:
+    """Actors on the nodes of a cluster. Answers are kept under the number of their job until they are taken."""
+
+    def __init__(self, connection: Connection, device: str, supplies: Supplies) -> None:
+        self.answers: dict[int, Any] = {}
+        self._connection, self._settings = connection, connection.settings
+        self._device, self._supplies = device, supplies
+        self._workers: list[NodeWorker] = []
+        self._left_out: set[str] = set()  # nodes that differ
+        self._seen: set[str] = set()  # nodes
+        self._jobs = self._born = 0
+        self._again: deque[NodeJob] = deque()
+        self._deaths = 0  # since the last answer
+        self._looked = 0.0  # when the nodes were looked at last
+        self._events: list[str] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    def assignment(self, job: RoundJob | CountJob, state: Any = None, vectors: tuple[Any, ...] = ()) -> NodeJob:
+        self._jobs += 1
+        return NodeJob(self._jobs, job, state, vectors)
+
+    def refresh(self) -> None:
+        """Start workers where there is room: at first, in the place of lost ones, and on nodes that have joined."""
+        self._looked, nodes = time.monotonic(), self._connection.nodes()
+        self._fill([node for node in nodes if node.id not in self._left_out])
+        until = time.monotonic() + self._settings.patience
+        while not self._workers:
+            if time.monotonic() > until:
+                raise WorkersLost(self._too_small(nodes))
+            time.sleep(POLL)
+            nodes = self._connection.nodes()
+            self._fill([node for node in nodes if node.id not in self._left_out])
+
+    def _too_small(self, nodes: Sequence[Node]) -> str:
+        offered = ", ".join(f"{node.address} with {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes)
+        need = f"{self._settings.cpus_per_worker:g} CPUs and {self._settings.gpus_per_worker:g} GPUs"
+        return f"no node of the Ray cluster has room for a worker, which needs {need}; the nodes: {offered or 'none'}."
+
+    def _fill(self, nodes: Sequence[Node]) -> None:
+        new: list[Node] = []
+        left = self._settings.most_workers - len(self._workers)
+        here = {node.id: sum(worker.node.id == node.id for worker in self._workers) for node in nodes}
+        room = {node.id: node.room(self._settings) - here[node.id] for node in nodes}
+        while left > len(new) and any(room[node.id] > 0 for node in nodes):  # in turn, so that nodes have equal loads
+            node = max(nodes, key=lambda node: room[node.id])
+            room[node.id] -= 1
+            new.append(node)
+        if not new:
+            return
+        joined = {node.id: node for node in new if self._seen and node.id not in self._seen}
+        for node in joined.values():
+            self.record_event(f"node {node.address} has joined the cluster")
+        self._seen |= {node.id for node in new}
+        for event in self._supplies.provide(new):
+            self.record_event(event)
+        self._workers += [self._start(node) for node in new]
+
+    def _start(self, node: Node) -> NodeWorker:
+        ray, settings = import_ray(), self._settings
+        self._born += 1
+        expected = None if settings.other_nodes == "use" else NodeFacts.here()
+        actor = ray.remote(
+            num_cpus=settings.cpus_per_worker, num_gpus=settings.gpus_per_worker, max_restarts=0, max_task_retries=0,
+            scheduling_strategy=on_node(node.id),
+        )(ClientActor).remote()  # fmt: skip
+        starting = actor.set_up.remote(expected, self._device, *self._supplies.of(node))
+        return NodeWorker(self._born, node, actor, time.monotonic(), starting)
+
+    def idlest(self, limit: int = AHEAD) -> NodeWorker | None:
+        """The worker with the fewest jobs, if it has fewer than the limit, among those that have started."""
+        ready = [worker for worker in self._workers if worker.starting is None]
+        worker = min(ready, key=lambda w: len(w.assigned), default=None)
+        return worker if worker is not None and len(worker.assigned) < limit else None
+
+    def give(self, worker: NodeWorker, assignment: NodeJob) -> None:
+        job = assignment.job
+        if isinstance(job, CountJob):
+            answer, state = worker.actor.count.remote(*job), None
+        else:
+            call = worker.actor.train.options(num_returns=2)
+            answer, state = call.remote(job, assignment.state, *assignment.vectors)
+        worker.assigned.append((assignment, answer, state))
+
+    def receive(self) -> None:
+        """Wait for answers, but at most for a moment. Every worker answers in the order of its jobs."""
+        ray = import_ray()
+        if not self._workers:
+            self.refresh()
+        while self._again and (free := self.idlest()):
+            self.give(free, self._again.popleft())
+        first = {worker.assigned[0][1]: worker for worker in self._workers if worker.assigned}
+        first |= {worker.starting: worker for worker in self._workers if worker.starting is not None}
+        ready, _ = ray.wait(list(first), num_returns=1, timeout=POLL) if first else ([], [])
+        for reference in ready:
+            self._take(first[reference], reference)
+        if time.monotonic() - self._looked > 2 * POLL:
+            self._look_around()
+
+    def _take(self, worker: NodeWorker, reference: Any) -> None:
+        ray = import_ray()
+        if worker not in self._workers:  # it was replaced a moment ago
+            return
+        try:
+            answer = ray.get(reference, timeout=self._settings.patience)
+        except ray.exceptions.RayError as error:  # it died, its node did, or its answer or a state is lost
+            cause = getattr(error, "cause", None) or error
+            if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, ray.exceptions.RayError):
+                raise FedadcError(f"{worker} failed ({one_line(cause):.300}).") from error
+            self._replace(worker, cause)
+        else:
+            self._accept(worker, reference, answer)
+
+    def _accept(self, worker: NodeWorker, reference: Any, answer: Any) -> None:
+        if isinstance(answer, Failure):
+            raise error_of(answer)
+        if reference == worker.starting:
+            worker.starting = None
+            self._check(worker, answer)
+            return
+        assignment, _, state = worker.assigned.popleft()
+        if isinstance(answer, RoundAnswer):
+            answer = PlacedAnswer(answer, state, worker.node.id)
+        self.answers[assignment.number] = answer
+        self._deaths = 0
+
+    def _check(self, worker: NodeWorker, facts: NodeFacts) -> None:
+        """Nodes that may compute other bits are refused or left out, as the settings say."""
+        different = facts.differences(NodeFacts.here())
+        if not different or self._settings.other_nodes == "use":
+            return
+        message = f"node {worker.node.address} has {', '.join(different)}"
+        if self._settings.other_nodes == "refuse":
+            raise WorkersLost(
+                f"{message}, so its results could have other bits; make the nodes equal, or set other_nodes to "
+                "'leave out' or 'use'."
+            )
+        self.record_event(f"{message}; it is left out")
+        self._left_out.add(worker.node.id)
+        for other in [w for w in self._workers if w.node.id == worker.node.id]:
+            self._remove(other)
+
+    def _look_around(self) -> None:
+        """Replace workers whose node is gone, and those that do not start; Ray may take long to say so."""
+        self._looked = now = time.monotonic()
+        alive, patience = {node.id for node in self._connection.nodes()}, self._settings.patience
+        for worker in list(self._workers):
+            if worker.node.id not in alive:
+                self._replace(worker, ConnectionError("its node is gone"))
+            elif worker.starting is not None and now - worker.born > patience:
+                self._replace(worker, TimeoutError(f"it has not started within patience={patience:g} seconds"))
+
+    def _replace(self, worker: NodeWorker, error: Exception) -> None:
+        """Hand out again what a lost worker has not answered, and start another one where there is room."""
+        if worker not in self._workers:
+            return
+        busy = worker.assigned[0][0] if worker.assigned else None
+        if busy is not None and busy.state is not None and isinstance(error, import_ray().exceptions.ObjectLostError):
+            raise StatesLost(f"the state of a client is lost with its node ({_short(error)}).")
+        self._deaths += 1
+        if busy is not None:
+            busy.deaths += 1
+        self.record_event(f"{worker} was lost{_described(busy)} ({_short(error)}); others repeat its work")
+        if (busy is not None and busy.deaths >= MOST_DEATHS) or self._deaths >= MOST_DEATHS * len(self._workers):
+            raise WorkersLost(
+                f"{self._deaths} workers were lost one after another, the last {worker}: {_short(error)}."
+            )
+        self._again.extendleft(assignment for assignment, _, _ in reversed(worker.assigned))
+        self._remove(worker)
+        self.refresh()
+
+    def _remove(self, worker: NodeWorker) -> None:
+        self._workers.remove(worker)
+        import_ray().kill(worker.actor)
+
+    def forget_counting(self) -> None:
+        self._again = deque(job for job in self._again if isinstance(job.job, RoundJob))
+
+    def record_event(self, event: str) -> None:
+        log.warning(event)
+        self._events.append(event)
+
+    def take_events(self) -> tuple[str, ...]:
+        events, self._events = tuple(self._events), []
+        return events
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        self.answers.clear()
+        self._again.clear()
+        self._seen.clear()
+        self._deaths = 0
+        if workers:
+            ray = import_ray()
+            for worker in workers:
+                ray.kill(worker.actor)
+
+
+def _described(busy: NodeJob | None) -> str:
+    """What a worker was doing."""
+    if busy is None:
+        return ""
+    if isinstance(busy.job, CountJob):
+        return " during the evaluation"
+    return f" in round {busy.job.round}, client {' or '.join(str(client) for client, *_ in busy.job.clients)}"
+
+
+def _short(error: Exception) -> str:
+    """The kind of an error and its first sentence: Ray's messages have pages."""
+    text = one_line(error).split(". ")[0]
+    return f"{type(error).__name__}: {text[:160]}"
