@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedadc.cluster.settings import RayCluster
 from fedadc.errors import FedadcError, WorkersLost, one_line, require
@@ -25,11 +26,13 @@ from fedadc.system.processes import KEEP_MEMORY, cores, environment_set
 from fedadc.system.signals import SIGNALS
 
 log = logging.getLogger("fedadc")
+T = TypeVar("T")
 PREFIX = "fedadc-ray-"  # of the temporary folder of a local cluster; sockets need a short path
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 CONNECT = 5.0  # seconds to reach the head of a cluster
+SHUTDOWN = 10.0  # seconds to leave a cluster whose head is lost
 HEAD_SILENCE = 15.0  # seconds without the head, after which it is lost; Ray would abort this process after 60
 
 
@@ -42,6 +45,9 @@ class Node:
     cpus: float
     gpus: float
     memory: int  # bytes of the object store
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.id[:6]})"  # there may be several at one address
 
     @staticmethod
     def of(found: dict[str, Any]) -> Node:
@@ -80,6 +86,7 @@ class Connection:
 
     def __init__(self, settings: RayCluster) -> None:
         self.settings = settings
+        self.head_lost = False  # calls to Ray would wait for it
         self._opened = False  # the connection was made here
         self._local: _LocalCluster | None = None
         self._undo: Callable[[], None] | None = None
@@ -124,16 +131,15 @@ class Connection:
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive, in a fixed order; an error if the head of the cluster is lost."""
-        self._require_head()
-        found = [node for node in import_ray().nodes() if node["Alive"]]
-        return sorted((Node.of(node) for node in found), key=lambda node: (node.address, node.id))
-
-    def _require_head(self) -> None:
-        """Ray's own calls wait for a lost head until it aborts this process, and a run with it."""
-        address, until = import_ray().get_runtime_context().gcs_address, time.monotonic() + HEAD_SILENCE
-        while not is_reachable(address, 2.0):
-            require(time.monotonic() < until, f"the head of the Ray cluster at {address} is lost.", WorkersLost)
+        ray = import_ray()
+        address, until = ray.get_runtime_context().gcs_address, time.monotonic() + HEAD_SILENCE
+        while not is_reachable(address, CONNECT) and time.monotonic() < until:
             time.sleep(0.5)
+        found = within(until - time.monotonic(), ray.nodes)
+        self.head_lost = found is None
+        require(not self.head_lost, f"the head of the Ray cluster at {address} is lost.", WorkersLost)
+        alive = (Node.of(node) for node in found or () if node["Alive"])
+        return sorted(alive, key=lambda node: (node.address, node.id))
 
     def close(self) -> None:
         if self._undo is not None:
@@ -142,8 +148,8 @@ class Connection:
         if self._opened or self._local is not None:
             ray = import_ray()
             with _kept_signal_handlers():
-                ray.shutdown()
-        self._opened = False
+                within(SHUTDOWN, ray.shutdown) if self.head_lost else ray.shutdown()
+        self._opened = self.head_lost = False
         if self._local is not None:
             self._local.end()
             self._local = None
@@ -171,6 +177,16 @@ class _LocalCluster:
             self._reaper.wait(10)
 
 
+def within(seconds: float, call: Callable[[], T]) -> T | None:
+    """The result of a call, or None if it does not return in time: without its head, Ray may wait without end."""
+    results: queue.Queue[T] = queue.Queue()
+    threading.Thread(target=lambda: results.put(call()), daemon=True).start()
+    try:
+        return results.get(timeout=max(0.1, seconds))
+    except queue.Empty:
+        return None
+
+
 def is_reachable(address: str, seconds: float) -> bool:
     host, _, port = address.rpartition(":")
     try:
@@ -195,11 +211,12 @@ def _running_cluster() -> str:
     """The address of the cluster to which this machine belongs. Ray would also try one that has died, without end."""
     from ray._private import services, utils
 
+    find: Any = services.find_gcs_addresses
     given = os.environ.get("RAY_ADDRESS")
-    found = [given] if given else [utils.read_ray_address(), *services.find_gcs_addresses()]
+    found = [given] if given else [utils.read_ray_address(), *find()]
     for address in filter(None, found):
         if is_reachable(address, CONNECT):
-            return address
+            return str(address)
     raise WorkersLost("no running Ray cluster was found on this machine; start one with `ray start --head`.")
 
 

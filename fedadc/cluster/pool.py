@@ -79,7 +79,7 @@ class NodeWorker:
     assigned: deque[tuple[NodeJob, Any, Any]] = field(default_factory=deque)  # with the references of two answers
 
     def __str__(self) -> str:
-        return f"worker {self.number} on node {self.node.address}"
+        return f"worker {self.number} on node {self.node}"
 
 
 class ActorPool:
@@ -136,7 +136,7 @@ class ActorPool:
             return
         joined = {node.id: node for node in new if self._seen and node.id not in self._seen}
         for node in joined.values():
-            self.record_event(f"node {node.address} has joined the cluster")
+            self.record_event(f"node {node} has joined the cluster")
         self._seen |= {node.id for node in new}
         for event in self._supplies.provide(new):
             self.record_event(event)
@@ -215,7 +215,7 @@ class ActorPool:
         different = facts.differences(NodeFacts.here())
         if not different or self._settings.other_nodes == "use":
             return
-        message = f"node {worker.node.address} has {', '.join(different)}"
+        message = f"node {worker.node} has {', '.join(different)}"
         if self._settings.other_nodes == "refuse":
             raise WorkersLost(
                 f"{message}, so its results could have other bits; make the nodes equal, or set other_nodes to "
@@ -242,14 +242,14 @@ class ActorPool:
             return
         busy = worker.assigned[0][0] if worker.assigned else None
         if busy is not None and busy.state is not None and isinstance(error, import_ray().exceptions.ObjectLostError):
-            raise StatesLost(f"the state of a client is lost with its node ({_short(error)}).")
+            raise StatesLost(f"the state of a client is lost with its node ({_reason(error)}).")
         self._deaths += 1
         if busy is not None:
             busy.deaths += 1
-        self.record_event(f"{worker} was lost{_described(busy)} ({_short(error)}); others repeat its work")
+        self.record_event(f"{worker} was lost{_described(busy)} ({_reason(error)}); others repeat its work")
         if (busy is not None and busy.deaths >= MOST_DEATHS) or self._deaths >= MOST_DEATHS * len(self._workers):
             raise WorkersLost(
-                f"{self._deaths} workers were lost one after another, the last {worker}: {_short(error)}."
+                f"{self._deaths} workers were lost one after another, the last {worker}: {_reason(error)}."
             )
         self._again.extendleft(assignment for assignment, _, _ in reversed(worker.assigned))
         self._remove(worker)
@@ -276,7 +276,7 @@ class ActorPool:
         self._again.clear()
         self._seen.clear()
         self._deaths = 0
-        if workers:
+        if workers and not self._connection.head_lost:
             ray = import_ray()
             for worker in workers:
                 ray.kill(worker.actor)
@@ -291,7 +291,14 @@ def _described(busy: NodeJob | None) -> str:
     return f" in round {busy.job.round}, client {' or '.join(str(client) for client, *_ in busy.job.clients)}"
 
 
-def _short(error: Exception) -> str:
-    """The kind of an error and its first sentence: Ray's messages have pages."""
-    text = one_line(error).split(". ")[0]
-    return f"{type(error).__name__}: {text[:160]}"
+REASONS = {  # by the name of Ray's exception, whose message has pages
+    "ActorDiedError": "its process died",
+    "ActorUnavailableError": "it cannot be reached",
+    "ActorUnschedulableError": "its node is gone",
+    "GetTimeoutError": "its answer did not come in time",
+}
+
+
+def _reason(error: Exception) -> str:
+    name = type(error).__name__
+    return REASONS.get(name, one_line(error) if isinstance(error, OSError) else name)

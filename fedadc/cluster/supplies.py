@@ -63,7 +63,7 @@ class Supplies:
             except ray.exceptions.RayError as error:
                 reason = type(error).__name__
             if reason:
-                yield f"the data is sent to node {node.address}, which cannot read it ({reason})"
+                yield f"the data is sent to node {node}, which cannot read it ({reason})"
             else:
                 self._read[node.id] = samples
 

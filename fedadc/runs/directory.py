@@ -289,6 +289,7 @@ class RunDirectory:
             for folder in (self.checkpoints.states.path, self.checkpoints.folder):
                 with suppress(OSError):
                     folder.rmdir()  # if it is empty, as it should be: no round was finished
+            shutil.rmtree(self.path / RAY_LOGS, ignore_errors=True)
             remove_temporary_folders(self.path)
             self._restore_old_run()
         self._resources.close()
