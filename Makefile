@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # v0.1.0, with which `make same-as` compares; by its hash, because tags do not come with every clone
 REF    ?= ab3897dd3b05deaf25034bb4a34cfd050b7aee94
 
-.PHONY: setup demo test test-slow test-data torture same-as lint wheel golden bench bench-peers bench-curves bench-personalize clean
+.PHONY: setup demo test test-slow test-cluster test-data torture same-as lint wheel golden bench bench-peers bench-curves bench-personalize clean
 
 setup: $(READY)
 
@@ -24,10 +24,13 @@ demo: $(BARE)
 	$(BIN)/fedadc demo --out runs/demo --overwrite
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(READY)          # minutes: long runs and large partitions
 	$(BIN)/python -m pytest -m slow
+
+test-cluster: $(READY)       # a quarter of an hour: Ray clusters of several nodes, which are killed
+	$(BIN)/python -m pytest -m cluster
 
 test-data: $(READY)          # needs FEDADC_DATA with CIFAR-10, CIFAR-100
 	$(BIN)/python -m pytest -m realdata

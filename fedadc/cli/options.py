@@ -63,7 +63,7 @@ Trust = Annotated[
 def chosen_engine(
     engine: str, address: str | None, settings: Sequence[str] | None, workers: str = "auto"
 ) -> RayCluster | None:
-    """The cluster that the options of a command mean; None: this machine."""
+    """The cluster that the options of a command mean; None: this machine, with so many workers."""
     from fedadc.cluster.settings import RayCluster
     from fedadc.config.yaml import override
     from fedadc.errors import FedadcError, require, unknown
@@ -74,6 +74,7 @@ def chosen_engine(
         return None
     tree: dict[str, Any] = {}
     for setting in settings or ():
+        require("=" in setting, f"--ray must be KEY=VALUE, such as gpus_per_worker=0.5, not {setting!r:.60}.")
         tree = override(tree, setting)
     for key in tree:
         if key not in RAY_SETTINGS:

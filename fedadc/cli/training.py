@@ -63,19 +63,10 @@ def run(
     out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
     with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
         result = run_config(
-            chosen,
-            out=out,
-            overwrite=overwrite,
-            resume=resume,
-            trust=trust,
-            data_dir=data_dir,
-            device=device,
-            workers=0 if cluster else workers,
-            workers_per_gpu=workers_per_gpu,
-            engine=cluster,
-            watch=watch,
+            chosen, out=out, overwrite=overwrite, resume=resume, trust=trust, data_dir=data_dir, device=device,
+            workers=0 if cluster else workers, workers_per_gpu=workers_per_gpu, engine=cluster, watch=watch,
             notes=notes,
-        )
+        )  # fmt: skip
     run_summary(result)
 
 

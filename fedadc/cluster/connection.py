@@ -26,7 +26,7 @@ from fedadc.system.processes import KEEP_MEMORY, cores, environment_set
 from fedadc.system.signals import SIGNALS
 
 log = logging.getLogger("fedadc")
-T = TypeVar("T")
+Result = TypeVar("Result")
 PREFIX = "fedadc-ray-"  # of the temporary folder of a local cluster; sockets need a short path
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
@@ -177,9 +177,9 @@ class _LocalCluster:
             self._reaper.wait(10)
 
 
-def within(seconds: float, call: Callable[[], T]) -> T | None:
+def within(seconds: float, call: Callable[[], Result]) -> Result | None:
     """The result of a call, or None if it does not return in time: without its head, Ray may wait without end."""
-    results: queue.Queue[T] = queue.Queue()
+    results: queue.Queue[Result] = queue.Queue()
     threading.Thread(target=lambda: results.put(call()), daemon=True).start()
     try:
         return results.get(timeout=max(0.1, seconds))

@@ -69,7 +69,7 @@ class RayEngine(PooledEngine[NodeWorker]):
         finally:
             self._training = False
 
-    def _work(self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]) -> _RoundWork:
+    def _work(self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]) -> PlacedWork:
         vectors = {"theta": broadcast.theta, **broadcast.server}
         references = tuple(self._publish(name, vector) for name, vector in vectors.items())
         self._version += 1
@@ -82,9 +82,9 @@ class RayEngine(PooledEngine[NodeWorker]):
         workers = self._actors.count
         if not self._stateful and not states:
             groups = list(grouped(tasks, workers))
-            return _RoundWork(dict(enumerate(groups)), {}, assigned, workers, room=2 * workers + 2)
+            return PlacedWork(dict(enumerate(groups)), {}, assigned, workers, room=2 * workers + 2)
         where = {position: _node_of(states.get(task.client)) for position, task in enumerate(tasks)}
-        return _RoundWork({p: [task] for p, task in enumerate(tasks)}, where, assigned, workers, room=2 * workers + 2)
+        return PlacedWork({p: [task] for p, task in enumerate(tasks)}, where, assigned, workers, room=2 * workers + 2)
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
         with self._closing_on_failure():
@@ -148,7 +148,7 @@ def _node_of(state: State | NodeState | None) -> str | None:
 
 
 @dataclass
-class _RoundWork:
+class PlacedWork:
     """The groups of clients of a round, largest first. A worker gets one whose state is on its node, if one is near."""
 
     groups: dict[int, Sequence[ClientTask]]  # not handed out yet, by position in cohort order
