@@ -91,13 +91,14 @@ class ClientActor:
         return here
 
     def train(self, job: RoundJob, own: Arrays | None, *vectors: Array) -> tuple[RoundAnswer | Failure, Arrays | None]:
+        """Train the clients of a job. The first job of a round brings the vectors of the round."""
         try:
-            if job.version != self._broadcast_version:  # a copy of its own, once a round
-                self._broadcast_version = -1
+            if vectors:  # of a new round; the worker has a copy of its own
                 received = to_tensors(dict(zip(job.names, vectors, strict=True)), self._trainer.device)
                 theta = received.pop("theta")
                 self._broadcast = ServerBroadcast(job.round, job.lr, theta, received, job.mean_samples)
                 self._broadcast_version = job.version
+            assert job.version == self._broadcast_version
             tasks = [ClientTask(*task) for task in job.clients]
             state = None if own is None else to_tensors(own)
             total, states, facts = self._trainer.train(self._broadcast, tasks, state)
@@ -106,11 +107,13 @@ class ClientActor:
         new = to_arrays(canonical(states[0])) if len(states) == 1 and states[0] else None
         return RoundAnswer(to_arrays(total), facts, None if new is None else bytes_of(new)), new
 
-    def count(self, version: int, batch: EvaluationBatch, theta: Array) -> BatchCounts | Failure:
+    def count(self, version: int, batch: EvaluationBatch, *theta: Array) -> BatchCounts | Failure:
+        """Count predictions. The first job of an evaluation brings the model."""
         try:
-            if version != self._evaluated_version:
-                self._evaluated = to_tensors({"theta": theta}, self._trainer.device)["theta"]
+            if theta:
+                self._evaluated = to_tensors({"theta": theta[0]}, self._trainer.device)["theta"]
                 self._evaluated_version = version
+            assert version == self._evaluated_version
             return self._trainer.count(self._evaluated, batch)
         except Exception as error:
             return failure_of(self._trainer.doing, error)

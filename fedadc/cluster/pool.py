@@ -76,6 +76,7 @@ class NodeWorker:
     actor: Any
     born: float
     starting: Any  # the reference of its first answer; None: it is ready
+    broadcast = evaluated = -1  # the versions of the vectors that it has
     assigned: deque[tuple[NodeJob, Any, Any]] = field(default_factory=deque)  # with the references of two answers
 
     def __str__(self) -> str:
@@ -160,12 +161,16 @@ class ActorPool:
         return worker if worker is not None and len(worker.assigned) < limit else None
 
     def give(self, worker: NodeWorker, assignment: NodeJob) -> None:
-        job = assignment.job
+        """Call a worker. Vectors go with the first job that needs them: every reference costs a job a millisecond."""
+        job, state = assignment.job, None
         if isinstance(job, CountJob):
-            answer, state = worker.actor.count.remote(*job), None
+            theta = () if worker.evaluated == job.version else (job.theta,)
+            answer = worker.actor.count.remote(job.version, job.batch, *theta)
+            worker.evaluated = job.version
         else:
-            call = worker.actor.train.options(num_returns=2)
-            answer, state = call.remote(job, assignment.state, *assignment.vectors)
+            vectors = () if worker.broadcast == job.version else assignment.vectors
+            answer, state = worker.actor.train.options(num_returns=2).remote(job, assignment.state, *vectors)
+            worker.broadcast = job.version
         worker.assigned.append((assignment, answer, state))
 
     def receive(self) -> None:
