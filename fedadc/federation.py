@@ -106,7 +106,6 @@ class Federation:
             augment=augment, evaluate=evaluate, storage=storage, faults=faults, ensembles=ensembles, seed=seed,
             communication=communication, data_seed=data_seed,
         )  # fmt: skip
-        cluster = cluster_of(engine, workers)
         self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         self._deal(_split(data, test, validation, self._data_seed), partition, clients)
@@ -123,7 +122,7 @@ class Federation:
             self.agreement, self._roster(), cohort=cohort, selection=selection, weighting=weighting, faults=faults,
             downlink=links.downlink, clock=clock,
         )  # fmt: skip
-        self._build_engine(0 if cluster else resolve_workers(workers, str(device)), cluster)
+        self._build_engine(workers, cluster_of(engine, workers))
 
     def _deal(self, data: Dataset, partition: Partition | None, clients: int | None) -> None:
         """Decide which samples each client has."""
@@ -139,11 +138,12 @@ class Federation:
         """The number of training samples per client and class, [clients, classes]."""
         return self.clients.class_counts(self.data.train.y, len(self.data.classes))
 
-    def _build_engine(self, workers: int, cluster: RayCluster | None) -> None:
+    def _build_engine(self, workers: int | str, cluster: RayCluster | None) -> None:
         """Build the engine that runs the clients; with workers, data goes to shared memory."""
-        self.workers, shared = workers, None
+        self.workers = 0 if cluster else resolve_workers(workers, str(self.model.device))
+        shared = None
         self.engine_name = "local" if cluster is None else "ray"
-        if workers:
+        if self.workers:
             from fedadc.engines.workers import Workers, share_data
 
             shared = share_data(self.data, self.clients)
@@ -156,7 +156,7 @@ class Federation:
         if shared is not None:
             server = agreement.server.start(agreement.start)
             vectors = {name: server[name] for name in self.coordinator.downlink}
-            self.engine = Workers(agreement, self.counter, shared, workers, vectors)
+            self.engine = Workers(agreement, self.counter, shared, self.workers, vectors)
         elif cluster is not None:
             from fedadc.cluster.engine import RayEngine
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedadc.cli import configs, data, reproduction, results, studies, training
+from fedadc.cli import configs, data, doctor, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
 from fedadc.errors import BUG, FedadcError, explained
 
@@ -48,6 +48,7 @@ app.command()(studies.sweep)
 app.command()(reproduction.reproduce)
 app.command()(results.evaluate)
 app.command()(results.personalize)
+app.command()(doctor.doctor)
 app.command("list")(configs.list_table)
 app.command()(configs.init)
 data_app.command("get")(data.data_get)

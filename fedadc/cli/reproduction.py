@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Device, Json, parse_seeds
+from fedadc.cli.options import (
+    DataDir,
+    Device,
+    Engine,
+    Json,
+    RayAddress,
+    RaySettings,
+    chosen_engine,
+    parse_seeds,
+)
 
 if TYPE_CHECKING:
     from fedadc.studies.plan import ReproductionPlan
@@ -43,12 +52,15 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    ray: RaySettings = None,
     json: Json = False,
 ) -> None:
     """Train what a figure or table of the paper compares; show our figures beside the paper's, and judge its claims."""
     from fedadc.system.processes import import_torch, start_process_server
 
-    start_process_server("typer", "fedadc.studies.queue")
+    start_process_server("typer", "fedadc.studies.run_process")
     import_torch()
     from fedadc.cli.terminal import note, progress_of_calibration, progress_of_queue
     from fedadc.studies import reproduce as studies
@@ -66,10 +78,11 @@ def reproduce(
             )  # fmt: skip
         _print_costs(plan, costs, jobs, budget, json)
         return
+    cluster = chosen_engine(engine, ray_address, ray)
     with progress_of_queue() as progress:
         result = studies.reproduce(
             name, scale=scale, seeds=chosen, only=only or (), budget=budget, out=out, jobs=jobs, data_dir=data_dir,
-            device=device, watch=progress, notes=note,
+            device=device, engine=cluster, watch=progress, notes=note,
         )  # fmt: skip
     _print_result(result, json)
     require_none_failed(result.failed)

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Jobs, Json, Trust, parse_seeds
+from fedadc.cli.options import (
+    DataDir,
+    Engine,
+    Jobs,
+    Json,
+    RayAddress,
+    RaySettings,
+    Trust,
+    chosen_engine,
+    parse_seeds,
+)
 
 Searches = Annotated[
     list[str] | None,
@@ -43,13 +53,16 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/FILE-sweep).")] = None,
     jobs: Jobs = None,
     data_dir: DataDir = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    ray: RaySettings = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Try many settings of a config and choose the best by validation data. A sweep that was stopped goes on."""
     from fedadc.system.processes import import_torch, start_process_server
 
-    start_process_server("typer", "fedadc.studies.queue")
+    start_process_server("typer", "fedadc.studies.run_process")
     import_torch()
     from fedadc.cli.sweep_output import sweep_summary
     from fedadc.cli.terminal import note, progress_of_queue
@@ -62,6 +75,7 @@ def sweep(
             source, searches, sampler=sampler, pruner=pruner, trials=trials, batch=batch, seed=seed,
             choose_by=choose_by, out=out, jobs=jobs, data_dir=data_dir, trust=trust, watch=watch, notes=note,
             seeds=parse_seeds(seeds), rungs=_whole_numbers("rungs", rungs),
+            engine=chosen_engine(engine, ray_address, ray),
         )  # fmt: skip
     sweep_summary(result, json)
 

@@ -134,17 +134,21 @@ def experiment(
         int | None, typer.Option(min=1, metavar="N", help="Runs to train in parallel (default: one per core).")
     ] = None,
     data_dir: DataDir = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    ray: RaySettings = None,
     json: Json = False,
 ) -> None:
     """Train several methods, each with a grid of settings, and compare them at their best. Finished runs are kept."""
-    _preload("auto", "fedadc.studies.queue")
+    _preload("auto", "fedadc.studies.run_process")
     from fedadc.analysis.plots import PLOT
     from fedadc.cli.terminal import choices_table, comparison, note, progress_of_queue, say
     from fedadc.studies.experiment import CHOICES
     from fedadc.studies.experiment import experiment as run_experiment
 
+    cluster = chosen_engine(engine, ray_address, ray)
     with progress_of_queue() as watch:
-        result = run_experiment(file, out=out, jobs=jobs, data_dir=data_dir, watch=watch, notes=note)
+        result = run_experiment(file, out=out, jobs=jobs, data_dir=data_dir, engine=cluster, watch=watch, notes=note)
     if result.comparison is None:
         note("every setting diverged, so there is nothing to compare")
         typer.echo("[]") if json else choices_table(result.choices, result.choose_by)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import shutil
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from fedadc.cluster.settings import RayCluster
 from fedadc.errors import FedadcError, WorkersLost, one_line, require
+from fedadc.system.determinism import MAX_WORKERS
 from fedadc.system.processes import KEEP_MEMORY, cores, environment_set
 from fedadc.system.signals import SIGNALS
 
@@ -48,20 +50,33 @@ class Node:
     cpus: float
     gpus: float
     memory: int  # bytes of the object store
+    free_cpus: float = math.inf  # what other jobs have left
+    free_gpus: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.address} ({self.id[:6]})"  # there may be several at one address
 
     @staticmethod
-    def of(found: dict[str, Any]) -> Node:
+    def of(found: dict[str, Any], free: dict[str, float]) -> Node:
         offers = found["Resources"]
-        store = int(offers.get("object_store_memory", 0))
-        return Node(found["NodeID"], found["NodeManagerAddress"], offers.get("CPU", 0.0), offers.get("GPU", 0.0), store)
+        return Node(
+            found["NodeID"], found["NodeManagerAddress"], offers.get("CPU", 0.0), offers.get("GPU", 0.0),
+            int(offers.get("object_store_memory", 0)), free.get("CPU", 0.0), free.get("GPU", 0.0),
+        )  # fmt: skip
 
     def room(self, settings: RayCluster) -> int:
         """How many workers fit on it."""
-        room = int(self.cpus / settings.cpus_per_worker)
-        return min(room, int(self.gpus / settings.gpus_per_worker)) if settings.gpus_per_worker else room
+        return _fitting(self.cpus, self.gpus, settings)
+
+    def free_room(self, settings: RayCluster) -> int:
+        """How many workers fit on it now."""
+        return _fitting(self.free_cpus, self.free_gpus, settings)
+
+
+def _fitting(cpus: float, gpus: float, settings: RayCluster) -> int:
+    room = cpus / settings.cpus_per_worker
+    room = min(room, gpus / settings.gpus_per_worker) if settings.gpus_per_worker else room
+    return int(min(room + 1e-9, MAX_WORKERS))
 
 
 def import_ray() -> Any:
@@ -138,10 +153,12 @@ class Connection:
         address, until = ray.get_runtime_context().gcs_address, time.monotonic() + HEAD_SILENCE
         while not is_reachable(address, CONNECT) and time.monotonic() < until:
             time.sleep(0.5)
-        found = within(until - time.monotonic(), ray.nodes)
+        found = within(until - time.monotonic(), lambda: (ray.nodes(), _free_resources(ray)))
         self.head_lost = found is None
-        require(not self.head_lost, f"the head of the Ray cluster at {address} is lost.", WorkersLost)
-        alive = (Node.of(node) for node in found or () if node["Alive"])
+        if found is None:
+            raise WorkersLost(f"the head of the Ray cluster at {address} is lost.")
+        nodes, free = found
+        alive = (Node.of(node, free.get(node["NodeID"], {})) for node in nodes if node["Alive"])
         return sorted(alive, key=lambda node: (node.address, node.id))
 
     def close(self) -> None:
@@ -178,6 +195,12 @@ class _LocalCluster:
         self._reaper.stdin.close()  # it ends what is left, and deletes the folder
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(10)
+
+
+def _free_resources(ray: Any) -> dict[str, dict[str, float]]:
+    """What is free on every node, by its id."""
+    found: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+    return found
 
 
 def within(seconds: float, call: Callable[[], Result]) -> Result | None:

@@ -120,15 +120,19 @@ class ActorPool:
             self._fill([node for node in nodes if node.id not in self._left_out])
 
     def _too_small(self, nodes: Sequence[Node]) -> str:
-        offered = ", ".join(f"{node.address} with {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes)
+        offered = "; ".join(
+            f"{node} with {node.cpus:g} CPUs, {node.free_cpus:g} of them free, and {node.gpus:g} GPUs" for node in nodes
+        )
         need = f"{self._settings.cpus_per_worker:g} CPUs and {self._settings.gpus_per_worker:g} GPUs"
-        return f"no node of the Ray cluster has room for a worker, which needs {need}; the nodes: {offered or 'none'}."
+        return f"no node of the Ray cluster has room for a worker, which needs {need}: {offered or 'there is none'}."
 
     def _fill(self, nodes: Sequence[Node]) -> None:
         new: list[Node] = []
         left = self._settings.most_workers - len(self._workers)
         here = {node.id: sum(worker.node.id == node.id for worker in self._workers) for node in nodes}
-        room = {node.id: node.room(self._settings) - here[node.id] for node in nodes}
+        room = {
+            node.id: min(node.room(self._settings) - here[node.id], node.free_room(self._settings)) for node in nodes
+        }
         while left > len(new) and any(room[node.id] > 0 for node in nodes):  # in turn, so that nodes have equal loads
             node = max(nodes, key=lambda node: room[node.id])
             room[node.id] -= 1
@@ -240,6 +244,7 @@ class ActorPool:
                 self._replace(worker, ConnectionError("its node is gone"))
             elif worker.starting is not None and now - worker.born > patience:
                 self._replace(worker, TimeoutError(f"it has not started within patience={patience:g} seconds"))
+        self.refresh()
 
     def _replace(self, worker: NodeWorker, error: Exception) -> None:
         """Hand out again what a lost worker has not answered, and start another one where there is room."""

@@ -20,6 +20,7 @@ from typing import Any
 from fedadc.analysis.compare import AXES, final, higher_is_better, summarize
 from fedadc.analysis.comparison import Comparison
 from fedadc.analysis.plots import PLOT
+from fedadc.cluster.settings import RayCluster
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
 from fedadc.config.settings import TABLES, Config, parse_config, require_no_study
@@ -138,20 +139,21 @@ def experiment(
     out: str | Path | None = None,
     jobs: int | None = None,
     data_dir: str | Path | None = None,
+    engine: RayCluster | str | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> ExperimentResult:
     """Train several methods, each with a grid of settings, and compare them at their best. Finished runs are kept.
 
     `jobs` runs are trained at once (default: one per core) in the folder `out` (default: runs/FILE). `watch` is called
-    with the progress of all runs, several times a second.
+    with the progress of all runs, several times a second. With `engine`, a Ray cluster trains them (docs/cluster.md).
     """
     plan, trials = read_experiment(Path(file), notes)
     data_folder = None if data_dir is None else Path(data_dir)
     check_rows(trials, data_folder)
     folder = Path("runs") / Path(file).stem if out is None else Path(out)
     with folder_lock(folder):
-        diverged = train_trials(trials, folder, jobs, data_folder, watch, notes)
+        diverged = train_trials(trials, folder, jobs, data_folder, engine, watch, notes)
         choices = choose(plan, trials, folder, diverged)
         write_choices(choices, plan.choose_by, folder / CHOICES)
         runs = [run for choice in choices for run in choice.runs]
@@ -168,6 +170,7 @@ def train_trials(
     out: Path,
     jobs: int | None = None,
     data_dir: Path | None = None,
+    engine: RayCluster | str | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> set[str]:
@@ -176,7 +179,7 @@ def train_trials(
     if kept := len(finished(queue)):
         kept_runs = f"{kept} of {len(queue)} runs in {out} are already finished and are kept"
         notes(f"{kept_runs}; if your data or code has changed since, choose another folder")
-    outcomes = train_jobs(queue, slots=jobs, data_dir=data_dir, watch=watch, notes=notes)
+    outcomes = train_jobs(queue, slots=jobs, data_dir=data_dir, engine=engine, watch=watch, notes=notes)
     require_none_failed(outcomes)
     return {t.folder for t, outcome in zip(trials, outcomes, strict=True) if outcome.status == "diverged"}
 

@@ -8,42 +8,34 @@ from __future__ import annotations
 
 import logging
 import math
-import multiprocessing
 import os
 import signal
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
+from fedadc.cluster.settings import RayCluster, cluster_of
 from fedadc.config.settings import Config
 from fedadc.engines.pool import CANNOT_START, require_may_start_processes
-from fedadc.errors import BUG, Diverged, FedadcError, WorkersLost, explained, one_line, require
+from fedadc.errors import Diverged, FedadcError, WorkersLost, one_line, require
 from fedadc.runs.fingerprint import require_same_settings
-from fedadc.runs.record import is_finished, load_config, read_run, recorded_config
-from fedadc.runs.runner import run
+from fedadc.runs.record import is_finished, read_run, recorded_config
+from fedadc.studies.places import Places, RunProcess, ThisMachine
 from fedadc.studies.progress import PaceLearner, Progress, RunProgress, remaining
+from fedadc.studies.run_process import INTERVAL, PATIENCE, STARTED, RunDone, RunFailure, RunRequest
 from fedadc.system.determinism import resolve_device
-from fedadc.system.processes import context, cores, manner_of_death, start_process_server
 from fedadc.system.signals import deferred_signals, stopping_on_signals
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
-THIS_MODULE = "fedadc.studies.queue"  # which the process server imports
 ATTEMPTS = 3  # to train a run whose process is killed
-PATIENCE = 10.0  # seconds that a process has to save its run and end
-LONG_RUN = 60.0  # estimated seconds of a run that may use several cores, if there are fewer runs than cores
+LONG_RUN = 60.0  # estimated seconds of a run whose clients may be trained in parallel, if there are few runs
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only the latter, which ends a process at once
-INTERVAL = 0.2  # seconds between two messages of a process, and between two reports to `watch`
 
 Watcher = Callable[[Progress], None]
 Status = Literal["finished", "diverged", "failed", "not run"]
@@ -101,14 +93,16 @@ def train_jobs(
     slots: int | None = None,
     data_dir: Path | None = None,
     device: str = "cpu",
+    engine: RayCluster | str | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
     deadline: float = math.inf,
 ) -> list[Outcome]:
     """Train these runs, `slots` at once; returns how each ended, in the order of the jobs.
 
-    By default, one run per core is trained at once, or one per GPU. `deadline` is a time of `time.monotonic`: a run
-    starts only if it is expected to end before it. The others are not run.
+    By default, one run per core is trained at once, or one per GPU; with `engine`, those of a cluster count.
+    `deadline` is a time of `time.monotonic`: a run starts only if it is expected to end before it. The others are not
+    run.
     """
     require(len({job.path for job in jobs}) == len(jobs), "two jobs have the same run directory.")
     outcomes = {job.path: outcome for job in jobs if (outcome := _outcome_before(job)) is not None}
@@ -116,19 +110,21 @@ def train_jobs(
     if todo:
         require_may_start_processes()
         device = resolve_device(device)
-        queue = _Queue(todo, slots or _slots(device), data_dir, device, watch, notes, deadline)
-        outcomes |= {outcome.job.path: outcome for outcome in queue.train()}
+        with closing(_places(cluster_of(engine), device, [job.path for job in todo], data_dir, notes)) as places:
+            queue = _Queue(todo, places, slots or places.room, data_dir, watch, notes, deadline)
+            outcomes |= {outcome.job.path: outcome for outcome in queue.train()}
     return [outcomes[job.path] for job in jobs]
 
 
-def _slots(device: str) -> int:
-    """How many runs fit on the device: one per core or GPU."""
-    return cores() if device == "cpu" else max(1, len(_gpus(device)))
+def _places(
+    cluster: RayCluster | None, device: str, paths: Sequence[Path], data_dir: Path | None, notes: Notes
+) -> Places:
+    """Where the runs are trained."""
+    if cluster is None:
+        return ThisMachine(device)
+    from fedadc.studies.cluster_places import ClusterNodes
 
-
-def _gpus(device: str) -> list[str]:
-    """The GPUs that `cuda` means; a device with a number means itself."""
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if device == "cuda" else [device]
+    return ClusterNodes(cluster, device, Path(os.path.commonpath([p.resolve().parent for p in paths])), data_dir, notes)
 
 
 def finished(jobs: Sequence[Job]) -> list[Job]:
@@ -167,9 +163,7 @@ class _Attempt:
 
     job: Job
     number: int  # from 1
-    process: BaseProcess
-    pipe: Connection
-    device: str
+    process: RunProcess
     began: float
     first: int = 0  # the first round that was trained; 0: none yet
     record: dict[str, Any] = field(default_factory=dict)  # of the last round
@@ -198,15 +192,15 @@ class _Queue:
     def __init__(
         self,
         jobs: Sequence[Job],
+        places: Places,
         slots: int,
         data_dir: Path | None,
-        device: str,
         watch: Watcher | None,
         notes: Notes,
         deadline: float,
     ) -> None:
-        self.jobs, self.slots, self.data_dir, self.notes = jobs, slots, data_dir, notes
-        self.device, self.watch, self.deadline = device, watch, deadline
+        self.jobs, self.places, self.slots, self.data_dir = jobs, places, slots, data_dir
+        self.watch, self.notes, self.deadline = watch, notes, deadline
         self.outcomes: list[Outcome] = []
         self._waiting = deque((job, 1) for job in jobs)  # with the number of the attempt
         self._running: list[_Attempt] = []
@@ -215,7 +209,6 @@ class _Queue:
         self._last: tuple[str, dict[str, Any]] | None = None
 
     def train(self) -> list[Outcome]:
-        start_process_server(THIS_MODULE)
         with stopping_on_signals():
             try:
                 self._show()
@@ -255,24 +248,19 @@ class _Queue:
         return time.monotonic() + seconds <= self.deadline
 
     def _attempt(self, job: Job, number: int) -> _Attempt:
-        start_process_server(THIS_MODULE)  # it may have been killed too
         at_once = min(self.slots, len(self._waiting) + len(self._running) + 1)
-        workers = cores() // at_once if self.device == "cpu" and job.cost >= LONG_RUN else 0
-        busy = [attempt.device for attempt in self._running]
-        device = min(_gpus(self.device), key=busy.count)
-        ours, theirs = context().Pipe()
-        request = _Request(job.config.tree(), job.config.folder, job.path, job.until, self.data_dir, device, workers)
-        process = context().Process(target=_train, args=(theirs, request))  # type: ignore[attr-defined]
-        process.start()
-        theirs.close()
-        return _Attempt(job, number, process, ours, device, time.monotonic())
+        request = RunRequest(
+            job.config.tree(), job.config.folder, job.path, job.until, self.data_dir, self.places.device
+        )
+        process = self.places.start(request, at_once, is_long=job.cost >= LONG_RUN)
+        return _Attempt(job, number, process, time.monotonic())
 
     def _receive(self) -> None:
         """Wait a moment for messages and ends of processes."""
-        for ready in wait([attempt.pipe for attempt in self._running], INTERVAL):
-            attempt = next(a for a in self._running if a.pipe is ready)
+        for ready in wait([attempt.process.pipe for attempt in self._running], INTERVAL):
+            attempt = next(a for a in self._running if a.process.pipe is ready)
             try:
-                self._accept(attempt, attempt.pipe.recv())
+                self._accept(attempt, attempt.process.pipe.recv())
                 over = attempt.outcome is not None
             except (EOFError, OSError):
                 over = True
@@ -281,31 +269,32 @@ class _Queue:
 
     def _accept(self, attempt: _Attempt, message: Any) -> None:
         attempt.started = True
-        if isinstance(message, _Failure):
+        if isinstance(message, RunFailure):
             status: Status = "diverged" if message.exit_code == Diverged.exit_code else "failed"
             attempt.outcome = Outcome(attempt.job, status, message.text, message.exit_code, message.trace)
-        elif isinstance(message, _Done):
+        elif isinstance(message, RunDone):
             attempt.first = attempt.first or message.record["round"]
             attempt.record = message.record
             took, rounds = time.monotonic() - attempt.began, attempt.round - attempt.first + 1
             attempt.outcome = Outcome(attempt.job, "finished", seconds=took, rounds=rounds)
-        elif message != _STARTED:
+        elif message != STARTED:
             attempt.first = attempt.first or message["round"]
             attempt.record = message
 
     def _ended(self, attempt: _Attempt) -> None:
         """A process has ended, or is about to: note the outcome, or try again."""
-        _end(attempt, time.monotonic() + PATIENCE)
+        _end(attempt.process, time.monotonic() + PATIENCE)
         self._running.remove(attempt)
+        self.places.release(attempt.process)
         self._pace.add(attempt.job.label, attempt.units_done, time.monotonic() - attempt.began)
         if attempt.outcome is not None:
             status = "" if attempt.outcome.status == "finished" else f" {attempt.outcome.status}"
             self._last = (attempt.job.label + status, attempt.record)
             self.outcomes.append(attempt.outcome)
             return
-        code = attempt.process.exitcode
-        died = f"its process {manner_of_death(code)}" + (f" after round {attempt.round}" if attempt.record else "")
-        if code == 1 and not attempt.started:
+        died = f"its process {attempt.process.manner_of_death}"
+        died += f" after round {attempt.round}" if attempt.record else ""
+        if attempt.process.exitcode == 1 and not attempt.started:
             self.outcomes.append(Outcome(attempt.job, "failed", CANNOT_START, FedadcError.exit_code))
         else:
             self._try_again(attempt.job, attempt.number, died)
@@ -342,113 +331,21 @@ class _Queue:
         with deferred_signals(drop=True):
             running, self._running = self._running, []
             for attempt in running:
-                _signal(attempt.process, signal.SIGTERM)
+                attempt.process.signal(signal.SIGTERM)
             until = time.monotonic() + PATIENCE
             for attempt in running:
-                _end(attempt, until)
+                _end(attempt.process, until)
 
 
-def _end(attempt: _Attempt, until: float) -> None:
+def _end(process: RunProcess, until: float) -> None:
     """Wait until a process has ended; kill it if it takes too long.
 
     Its end of the pipe is closed when it has ended. `join` says so too early if the process server has died.
     """
     with suppress(EOFError, OSError):
-        while attempt.pipe.poll(max(0.0, until - time.monotonic())):
-            attempt.pipe.recv()
-        _signal(attempt.process, KILL)
-        attempt.pipe.recv()
-    attempt.pipe.close()
-    attempt.process.join(PATIENCE)
-
-
-def _signal(process: BaseProcess, number: int) -> None:
-    with suppress(OSError):  # it has ended
-        os.kill(process.pid or 0, number)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What a process is told to train."""
-
-    tree: dict[str, Any]
-    folder: Path
-    out: Path
-    until: int | None
-    data_dir: Path | None
-    device: str
-    workers: int
-
-
-@dataclass(frozen=True)
-class _Failure:
-    text: str
-    exit_code: int
-    trace: str = ""
-
-
-@dataclass(frozen=True)
-class _Done:
-    record: dict[str, Any]  # of the last round
-
-
-_STARTED = "started"
-
-
-def _train(pipe: Connection, request: _Request) -> None:
-    """The whole life of a process: it trains one run, and ends early if its parent ends or asks it to."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _end_with_parent()
-    _send(pipe, _STARTED)
-    try:
-        config = load_config(request.tree, folder=request.folder)
-        result = run(
-            config, out=request.out, resume=True, until=request.until, data_dir=request.data_dir, device=request.device,
-            workers=request.workers if request.workers > 1 else 0, watch=_Reporter(pipe), notes=lambda _: None,
-        )  # fmt: skip
-        _send(pipe, _Done(_figures(result.history[-1])))
-    except KeyboardInterrupt:  # a signal; the run is saved
-        pass
-    except Exception as error:  # a bug in a user's own method must not stop the other runs
-        known = explained(error)
-        if known is None:
-            _send(pipe, _Failure(f"{type(error).__name__}: {one_line(error)}", BUG, traceback.format_exc()))
-        else:
-            _send(pipe, _Failure(str(known), known.exit_code))
-
-
-class _Reporter:
-    """Sends the records of rounds to the parent, not too often."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._sent = pipe, 0.0
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if now - self._sent >= INTERVAL:
-            self._sent = now
-            _send(self._pipe, _figures(record))
-
-
-def _figures(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without its long parts."""
-    return {key: value for key, value in record.items() if not isinstance(value, list | dict)}
-
-
-def _send(pipe: Connection, message: Any) -> None:
-    with suppress(OSError):  # the parent is gone
-        pipe.send(message)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends, however that happens: first as by SIGTERM, so that the run is saved."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+        while process.pipe.poll(max(0.0, until - time.monotonic())):
+            process.pipe.recv()
+        process.signal(KILL)
+        process.pipe.recv()
+    process.pipe.close()
+    process.join(PATIENCE)

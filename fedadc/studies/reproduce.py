@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedadc.analysis.compare import final
+from fedadc.cluster.settings import RayCluster
 from fedadc.config.build import prepare
 from fedadc.errors import DataError, require
 from fedadc.personal.personalize import personalize
@@ -42,6 +43,7 @@ def reproduce(
     jobs: int | None = None,
     data_dir: str | Path | None = None,
     device: str = "cpu",
+    engine: RayCluster | str | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> Reproduction:
@@ -50,7 +52,8 @@ def reproduce(
     `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: the most
     important rows are trained first, and what does not fit is not run. `jobs` runs are trained at once in `out`
     (default: runs/reproduce/SCALE), where all figures and tables of a scale share their runs; those that are finished
-    are not trained again. Runs that fail are in `failed` of the result.
+    are not trained again. Runs that fail are in `failed` of the result. With `engine`, a Ray cluster trains the runs
+    (docs/cluster.md).
     """
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     _check_budget(budget)
@@ -58,7 +61,7 @@ def reproduce(
     data_folder = None if data_dir is None else Path(data_dir)
     _require_data(plan, data_folder)
     deadline = math.inf if budget is None else time.monotonic() + 3600 * budget
-    study = _Study(plan, _folder(plan, out), data_folder, jobs, device, watch, notes, deadline)
+    study = _Study(plan, _folder(plan, out), data_folder, jobs, device, engine, watch, notes, deadline)
     with folder_lock(study.out):
         notes("\n  ".join([plan.design.title, f"scale {plan.scale.name}: {plan.scale.summary}", *plan.changes()]))
         study.estimate(_calibrations(watch))
@@ -141,6 +144,7 @@ class _Study:
     data_dir: Path | None = None
     jobs: int | None = None
     device: str = "cpu"
+    engine: RayCluster | str | None = None
     watch: Watcher | None = None
     notes: Notes = log.info
     deadline: float = math.inf  # a time of `time.monotonic`
@@ -171,7 +175,8 @@ class _Study:
     def train(self, runs: Sequence[PlannedRun]) -> None:
         jobs = [replace(run.job, cost=self.cost(run)) for run in runs]
         outcomes = train_jobs(
-            jobs, slots=self.jobs, data_dir=self.data_dir, device=self.device, watch=self.watch, notes=self.notes,
+            jobs, slots=self.jobs, data_dir=self.data_dir, device=self.device, engine=self.engine, watch=self.watch,
+            notes=self.notes,
             deadline=self.deadline,
         )  # fmt: skip
         self.outcomes += zip(runs, outcomes, strict=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedadc.analysis.compare import final, higher_is_better
 from fedadc.analysis.heatmap import HEATMAP, draw_heat_map
+from fedadc.cluster.settings import RayCluster
 from fedadc.config.settings import Config
 from fedadc.errors import require
 from fedadc.runs.record import RecordedRun, read_run
@@ -98,6 +99,7 @@ def sweep(
     out: str | Path | None = None,
     jobs: int | None = None,
     data_dir: str | Path | None = None,
+    engine: RayCluster | str | None = None,
     trust: bool = False,
     watch: Watcher | None = None,
     notes: Notes = log.info,
@@ -106,7 +108,8 @@ def sweep(
 
     `source` is the file of a sweep, or a config; then `search` has the keys to sweep, each with a list of values or a
     range such as "0.001..1,log" or "1..16,int". Other arguments replace settings of the file (docs/sweeps.md).
-    `jobs` runs are trained at once (default: one per core) in the folder `out` (default: runs/NAME-sweep).
+    `jobs` runs are trained at once (default: one per core) in the folder `out` (default: runs/NAME-sweep). With
+    `engine`, a Ray cluster trains them (docs/cluster.md).
     """
     given = {
         "sampler": sampler, "pruner": pruner, "trials": trials, "batch": batch, "seed": seed, "choose_by": choose_by,
@@ -119,7 +122,7 @@ def sweep(
     require(not folder.exists() or folder.is_dir(), f"{folder} is not a folder; choose another `out`.")
     with folder_lock(folder):
         claim_folder(folder, plan, notes)
-        searching = _Search(plan, folder, jobs, data_folder, watch, notes)
+        searching = _Search(plan, folder, jobs, data_folder, engine, watch, notes)
         result = _result(plan, searching.run(), folder)
         write_text(folder / CHOICE, json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n")
         _draw(plan, result)
@@ -140,11 +143,12 @@ class _Search:
         folder: Path,
         jobs: int | None,
         data_dir: Path | None,
+        engine: RayCluster | str | None,
         watch: Watcher | None,
         notes: Notes,
     ) -> None:
         self.plan, self.folder, self.jobs, self.data_dir = plan, folder, jobs, data_dir
-        self.watch, self.notes = watch, notes
+        self.engine, self.watch, self.notes = engine, watch, notes
         self.first_of: dict[str, int] = {}  # settings -> the first trial that has them
         self._know(read_trials(folder, plan.space))
         self.runs_before = self._runs_ended()
@@ -203,7 +207,12 @@ class _Search:
                 self.watch(self._over_all(progress, ended, until is None))
 
         outcomes = train_jobs(
-            list(jobs.values()), slots=self.jobs, data_dir=self.data_dir, watch=watch, notes=self.notes
+            list(jobs.values()),
+            slots=self.jobs,
+            data_dir=self.data_dir,
+            engine=self.engine,
+            watch=watch,
+            notes=self.notes,
         )
         require_none_failed(outcomes)
         bad = {outcome.job.path for outcome in outcomes if outcome.status == "diverged"}
