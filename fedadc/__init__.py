@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fedadc import views as views
     from fedadc.analysis.comparison import compare as compare
     from fedadc.analysis.label_counts import label_counts as label_counts
+    from fedadc.cluster.settings import RayCluster as RayCluster
     from fedadc.config.catalog import catalog as catalog
     from fedadc.config.settings import Config as Config
     from fedadc.config.starter import init as init
@@ -80,6 +81,7 @@ _HOME = {
     "studies.reproduce": ("reproduce",),
     "studies.sweep": ("sweep",),
     "analysis.label_counts": ("label_counts",),
+    "cluster.settings": ("RayCluster",),
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),
     "config.starter": ("init",),
@@ -125,10 +127,10 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name in names}
 
 __all__ = [
-    "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog",
-    "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation", "experiment",
-    "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init", "label_counts", "load",
-    "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "reproduce", "resume",
+    "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "RayCluster", "__version__",
+    "catalog", "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
+    "experiment", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init",
+    "label_counts", "load", "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "reproduce", "resume",
     "run", "runs", "schedules", "selections", "sweep", "training", "views",
 ]  # fmt: skip
 

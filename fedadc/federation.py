@@ -109,10 +109,8 @@ class Federation:
         self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         self._deal(_split(data, test, validation, self._data_seed), partition, clients)
-        server, links = (
-            Server(with_objective(method, objective), ensembles or Ensembles()),
-            communication or Communication(),
-        )
+        server = Server(with_objective(method, objective), ensembles or Ensembles())
+        links = communication or Communication()
         self.agreement = agree(
             model, self.data.spec, server, work=local or LocalWork(), augment=augment or Augment(), uplink=links.uplink,
             seed=seed, channels_last=channels_last, device=resolve_device(str(device)), samples=self.data.train,
