@@ -30,6 +30,7 @@ os.environ.setdefault("MKL_CBWR", _widest_vectors())  # read when torch loads
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; read at the first product on a GPU
 
 if TYPE_CHECKING:
+    from fedadc import cluster as cluster
     from fedadc import communication as communication
     from fedadc import data as data
     from fedadc import engines as engines
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from fedadc import views as views
     from fedadc.analysis.comparison import compare as compare
     from fedadc.analysis.label_counts import label_counts as label_counts
-    from fedadc.cluster.settings import RayCluster as RayCluster
     from fedadc.config.catalog import catalog as catalog
     from fedadc.config.settings import Config as Config
     from fedadc.config.starter import init as init
@@ -81,7 +81,6 @@ _HOME = {
     "studies.reproduce": ("reproduce",),
     "studies.sweep": ("sweep",),
     "analysis.label_counts": ("label_counts",),
-    "cluster.settings": ("RayCluster",),
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),
     "config.starter": ("init",),
@@ -97,8 +96,8 @@ _HOME = {
     "views.local_work": ("LocalWork",),
 }
 _NAMESPACES = (
-    "communication", "data", "engines", "errors", "evaluation", "methods", "models", "objectives", "partitions",
-    "personal", "runs", "schedules", "selections", "training", "views",
+    "cluster", "communication", "data", "engines", "errors", "evaluation", "methods", "models", "objectives",
+    "partitions", "personal", "runs", "schedules", "selections", "training", "views",
 )  # fmt: skip
 _MOVED = {  # names of 0.2 that are now in a namespace; they warn, and are gone in 0.4
     "communication": (
@@ -127,11 +126,11 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name in names}
 
 __all__ = [
-    "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "RayCluster", "__version__",
-    "catalog", "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
+    "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog", "cluster",
+    "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
     "experiment", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init",
-    "label_counts", "load", "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize", "reproduce", "resume",
-    "run", "runs", "schedules", "selections", "sweep", "training", "views",
+    "label_counts", "load", "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize",
+    "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep", "training", "views",
 ]  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def reproduce(
     `scale` is paper, laptop or digits. `only` names the methods to train. `budget` is a number of hours: the most
     important rows are trained first, and what does not fit is not run. `jobs` runs are trained at once in `out`
     (default: runs/reproduce/SCALE), where all figures and tables of a scale share their runs; those that are finished
-    are not trained again. Runs that fail are in `failed` of the result. `engine` may be a Ray cluster (docs/cluster.md).
+    are not trained again. Runs that fail are in `failed` of the result. `engine` may be a cluster (docs/cluster.md).
     """
     plan = plan_of(name, scale, seeds, [only] if isinstance(only, str) else only)
     _check_budget(budget)
