@@ -23,6 +23,7 @@ from fedadc.evaluation.metrics import EvaluationBatch
 from fedadc.models.vectors import DistantState, State
 
 log = logging.getLogger("fedadc")
+AVOIDED = 15.0  # seconds that no worker is started on a node that could not be reached
 POLL = 1.0  # seconds after which a wait looks at the cluster again
 
 
@@ -92,11 +93,13 @@ class ActorPool:
         self._device, self._supplies = device, supplies
         self._workers: list[NodeWorker] = []
         self._left_out: set[str] = set()  # nodes that differ
+        self._avoided_until: dict[str, float] = {}  # nodes that could not be reached
         self._seen: set[str] = set()  # nodes
         self._jobs = self._born = 0
         self._again: deque[NodeJob] = deque()
         self._deaths = 0  # since the last answer
         self._looked = 0.0  # when the nodes were looked at last
+        self._is_checked = False  # the first workers have said what their nodes are
         self._events: list[str] = []
 
     @property
@@ -110,14 +113,27 @@ class ActorPool:
     def refresh(self) -> None:
         """Start workers where there is room: at first, in the place of lost ones, and on nodes that have joined."""
         self._looked, nodes = time.monotonic(), self._connection.nodes()
-        self._fill([node for node in nodes if node.id not in self._left_out])
+        self._fill(nodes)
         until = time.monotonic() + self._settings.patience
         while not self._workers:
             if time.monotonic() > until:
                 raise WorkersLost(self._too_small(nodes))
             time.sleep(POLL)
             nodes = self._connection.nodes()
-            self._fill([node for node in nodes if node.id not in self._left_out])
+            self._fill(nodes)
+        if not self._is_checked:
+            self._await_first_workers(until)
+
+    def _await_first_workers(self, until: float) -> None:
+        """Wait for the first workers, so that nodes with other bits are refused before anything is trained."""
+        ray = import_ray()
+        while (starting := self._starting()) and time.monotonic() < until:
+            for reference in ray.wait(list(starting), timeout=POLL)[0]:
+                self._take(starting[reference], reference)
+        self._is_checked = True
+
+    def _starting(self) -> dict[Any, NodeWorker]:
+        return {worker.starting: worker for worker in self._workers if worker.starting is not None}
 
     def _too_small(self, nodes: Sequence[Node]) -> str:
         offered = "; ".join(
@@ -127,7 +143,8 @@ class ActorPool:
         return f"no node of the Ray cluster has room for a worker, which needs {need}: {offered or 'there is none'}."
 
     def _fill(self, nodes: Sequence[Node]) -> None:
-        new: list[Node] = []
+        now, new = time.monotonic(), list[Node]()
+        nodes = [n for n in nodes if n.id not in self._left_out and now > self._avoided_until.get(n.id, 0.0)]
         left = self._settings.most_workers - len(self._workers)
         here = {node.id: sum(worker.node.id == node.id for worker in self._workers) for node in nodes}
         room = {
@@ -185,7 +202,7 @@ class ActorPool:
         while self._again and (free := self.idlest()):
             self.give(free, self._again.popleft())
         first = {worker.assigned[0][1]: worker for worker in self._workers if worker.assigned}
-        first |= {worker.starting: worker for worker in self._workers if worker.starting is not None}
+        first |= self._starting()
         ready, _ = ray.wait(list(first), num_returns=1, timeout=POLL) if first else ([], [])
         for reference in ready:
             self._take(first[reference], reference)
@@ -220,12 +237,12 @@ class ActorPool:
         self._deaths = 0
 
     def _check(self, worker: NodeWorker, facts: NodeFacts) -> None:
-        """Nodes that may compute other bits are refused or left out, as the settings say."""
+        """Nodes that may compute other bits are refused or left out, as the settings say; later ones are left out."""
         different = facts.differences(NodeFacts.here())
         if not different or self._settings.other_nodes == "use":
             return
         message = f"node {worker.node} has {', '.join(different)}"
-        if self._settings.other_nodes == "refuse":
+        if self._settings.other_nodes == "refuse" and not self._is_checked:
             raise WorkersLost(
                 f"{message}, so its results could have other bits; make the nodes equal, or set other_nodes to "
                 "'leave out' or 'use'."
@@ -253,17 +270,26 @@ class ActorPool:
         busy = worker.assigned[0][0] if worker.assigned else None
         if busy is not None and busy.state is not None and isinstance(error, import_ray().exceptions.ObjectLostError):
             raise StatesLost(f"the state of a client is lost with its node ({_reason(error)}).")
+        self.record_event(f"{worker} was lost{_described(busy)} ({_reason(error)}); others repeat its work")
+        if (
+            type(error).__name__ in UNREACHABLE
+        ):  # of no fault of the job; Ray needs some seconds to know about a dead node
+            self._avoided_until[worker.node.id] = time.monotonic() + AVOIDED
+        else:
+            self._count_death(worker, busy, error)
+        self._again.extendleft(assignment for assignment, _, _ in reversed(worker.assigned))
+        self._connection.nodes()  # an error if the head is lost: without it, the next call would not return
+        self._remove(worker)
+        self.refresh()
+
+    def _count_death(self, worker: NodeWorker, busy: NodeJob | None, error: Exception) -> None:
         self._deaths += 1
         if busy is not None:
             busy.deaths += 1
-        self.record_event(f"{worker} was lost{_described(busy)} ({_reason(error)}); others repeat its work")
         if (busy is not None and busy.deaths >= MOST_DEATHS) or self._deaths >= MOST_DEATHS * len(self._workers):
             raise WorkersLost(
                 f"{self._deaths} workers were lost one after another, the last {worker}: {_reason(error)}."
             )
-        self._again.extendleft(assignment for assignment, _, _ in reversed(worker.assigned))
-        self._remove(worker)
-        self.refresh()
 
     def _remove(self, worker: NodeWorker) -> None:
         self._workers.remove(worker)
@@ -285,7 +311,7 @@ class ActorPool:
         self.answers.clear()
         self._again.clear()
         self._seen.clear()
-        self._deaths = 0
+        self._deaths, self._is_checked = 0, False
         if workers and not self._connection.head_lost:
             ray = import_ray()
             for worker in workers:
@@ -301,6 +327,7 @@ def _described(busy: NodeJob | None) -> str:
     return f" in round {busy.job.round}, client {' or '.join(str(client) for client, *_ in busy.job.clients)}"
 
 
+UNREACHABLE = ("ActorUnavailableError", "ActorUnschedulableError", "ConnectionError")
 REASONS = {  # by the name of Ray's exception, whose message has pages
     "ActorDiedError": "its process died",
     "ActorUnavailableError": "it cannot be reached",
