@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from ours import METHODS, dataset
 from peers import installed, python_of
+from scipy.optimize import nnls
 from workloads import LR, load_tensors, make_model, mlp, workload
 
 import fedadc
@@ -37,14 +38,16 @@ PAIRS = {"W1": 3, "W2": 40, "W2b": 20}  # rounds of each engine, in turn
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
-def federation(name: str, method: Any = None, hidden: int = 0, cohort: int = 0, **engine: Any) -> fedadc.Federation:
+def federation(
+    name: str, method: Any = None, hidden: int = 0, cohort: int = 0, clients: int | None = None, **engine: Any
+) -> fedadc.Federation:
     w = workload(name)
     work = fedadc.LocalWork(epochs=w.epochs, batch_size=w.batch, lr=LR)
     torch.manual_seed(0)
     model = mlp(784, hidden, hidden, 10) if hidden else make_model(name)
     return fedadc.Federation(
-        test=0, model=model, data=dataset(*load_tensors(name)), method=method or METHODS["fedadc"],
-        cohort=cohort or w.cohort, local=work, **engine,
+        test=0, model=model, data=dataset(*(part[:clients] for part in load_tensors(name))), local=work,
+        method=method or METHODS["fedadc"], cohort=cohort or w.cohort, **engine,
     )  # fmt: skip
 
 
@@ -137,6 +140,7 @@ class Setting:
     cohort: int = 100
     rounds: int = 12
     workload: str = "W2"
+    clients: int | None = None  # None: all
 
 
 def rounds_of(setting: Setting, nodes: int) -> list[dict[str, Any]]:
@@ -163,7 +167,7 @@ def _drive(setting: Setting) -> None:
     """The driver, on the head node. It waits after each round until the bytes are read."""
     method = METHODS.get(setting.method) or fedadc.methods.METHODS[setting.method]()
     engine = RayCluster(address=f"{HEAD}:{PORT}", patience=120)
-    trained = federation(setting.workload, method, setting.hidden, setting.cohort, engine=engine)
+    trained = federation(setting.workload, method, setting.hidden, setting.cohort, setting.clients, engine=engine)
     seen: dict[str, float] = {}
     _count_bytes(trained.engine, seen)
     for result in trained.rounds(setting.rounds):
@@ -217,7 +221,7 @@ def least_bytes(record: dict[str, Any], nodes: int) -> float:
 
 def bytes_between_nodes() -> None:
     print("| nodes | method | cohort | jobs | MB per round | least | ratio |\n|---|---|---|---|---|---|---|")
-    for nodes in (2, 3, 4):
+    for nodes in (2, 4):
         with cluster(nodes):
             for setting in (Setting(), Setting(cohort=10), Setting(method="scaffold", cohort=20)):
                 records = rounds_of(setting, nodes)[3:]
@@ -239,10 +243,10 @@ def model() -> None:
     rows, seconds = [], []
     print("| nodes | Mbit/s | parameters | cohort | s per round | model |\n|---|---|---|---|---|---|")
     seen = []
-    for nodes, megabits in ((1, None), (2, None), (2, 200), (2, 1000), (4, 1000), (4, 200)):
+    for nodes, megabits in ((1, None), (2, None), (2, 200), (4, 200)):
         with cluster(nodes, megabits):
-            for hidden, cohort in ((50, 40), (200, 40), (200, 100), (600, 40)):
-                setting = Setting(hidden=hidden, cohort=cohort, rounds=10)
+            for hidden, cohort in ((50, 40), (200, 100), (600, 40)):
+                setting = Setting(hidden=hidden, cohort=cohort, rounds=7, clients=200)
                 records = rounds_of(setting, nodes)[3:]
                 parameters = 784 * hidden + hidden * hidden + hidden * 10 + 2 * hidden + 10
                 work = cohort * 3 * 20 * parameters / min(nodes, 2)
@@ -253,9 +257,9 @@ def model() -> None:
                 rows.append([work, jobs, handled, per_second])
                 seconds.append(statistics.median(r["seconds"] for r in records))
                 seen.append((nodes, megabits or "-", parameters, cohort))
-    scale = np.max(np.abs(rows), axis=0)
-    weights = np.array(seconds)  # relative errors count
-    fitted = np.linalg.lstsq(np.array(rows) / scale / weights[:, None], np.ones(len(rows)), rcond=None)[0] / scale
+                print(f"measured {seen[-1]}: {seconds[-1]:.3f} s, {rows[-1]}", file=sys.stderr, flush=True)
+    scale, weights = np.max(np.abs(rows), axis=0), np.array(seconds)  # relative errors count
+    fitted = nnls(np.array(rows) / scale / weights[:, None], np.ones(len(rows)))[0] / scale
     for setting_row, row, took in zip(seen, rows, seconds, strict=True):
         print(f"| {' | '.join(map(str, setting_row))} | {took:.3f} | {float(np.dot(fitted, row)):.3f} |")
     print("coefficients (per sample × parameter, per job, per byte handled, per second on the link):", fitted.tolist())

@@ -89,7 +89,7 @@ def test_the_clients_of_a_long_run_are_spread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_runs_and_the_same_command_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     base = {**CONFIG, "rounds": 400, "data": {**CONFIG["data"], "validation": 0.2}}
-    file = {"base": base, "seeds": [0, 1, 2], "runs": {"one": {"grid": {"local.lr": [0.1]}}}}
+    file = {"title": "study", "base": base, "seeds": [0, 1, 2], "runs": {"one": {"grid": {"local.lr": [0.1]}}}}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(file))
     with small_cluster(2) as cluster:
         words = ["experiment", "study.yaml", "--engine", "ray", "--ray-address", cluster.address, "--out", "study"]
