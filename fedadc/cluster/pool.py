@@ -5,7 +5,6 @@ Ray places and connects. What is lost is handed out again here, because Ray's ow
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,12 +16,11 @@ from fedadc.cluster.connection import Connection, Node, import_ray, on_node
 from fedadc.cluster.supplies import Supplies
 from fedadc.engines.failures import Failure, error_of
 from fedadc.engines.pool import MOST_DEATHS
-from fedadc.engines.pooled import AHEAD
+from fedadc.engines.pooled import AHEAD, COUNTING_IN_WORDS, EventLog, training_in_words
 from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line
 from fedadc.evaluation.metrics import EvaluationBatch
 from fedadc.models.vectors import DistantState, State
 
-log = logging.getLogger("fedadc")
 AVOIDED = 15.0  # seconds that no worker is started on a node that could not be reached
 POLL = 1.0  # seconds after which a wait looks at the cluster again
 
@@ -100,7 +98,7 @@ class ActorPool:
         self._deaths = 0  # since the last answer
         self._looked = 0.0  # when the nodes were looked at last
         self._is_checked = False  # the first workers have said what their nodes are
-        self._events: list[str] = []
+        self.events = EventLog()
 
     @property
     def count(self) -> int:
@@ -158,10 +156,10 @@ class ActorPool:
             return
         joined = {node.id: node for node in new if self._seen and node.id not in self._seen}
         for node in joined.values():
-            self.record_event(f"node {node} has joined the cluster")
+            self.events.record(f"node {node} has joined the cluster")
         self._seen |= {node.id for node in new}
         for event in self._supplies.provide(new):
-            self.record_event(event)
+            self.events.record(event)
         self._workers += [self._start(node) for node in new]
 
     def _start(self, node: Node) -> NodeWorker:
@@ -247,7 +245,7 @@ class ActorPool:
                 f"{message}, so its results could have other bits; make the nodes equal, or set other_nodes to "
                 "'leave out' or 'use'."
             )
-        self.record_event(f"{message}; it is left out")
+        self.events.record(f"{message}; it is left out")
         self._left_out.add(worker.node.id)
         for other in [w for w in self._workers if w.node.id == worker.node.id]:
             self._remove(other)
@@ -270,7 +268,7 @@ class ActorPool:
         busy = worker.assigned[0][0] if worker.assigned else None
         if busy is not None and busy.state is not None and isinstance(error, import_ray().exceptions.ObjectLostError):
             raise StatesLost(f"the state of a client is lost with its node ({_reason(error)}).")
-        self.record_event(f"{worker} was lost{_described(busy)} ({_reason(error)}); others repeat its work")
+        self.events.record(f"{worker} was lost{_described(busy)} ({_reason(error)}); others repeat its work")
         if (
             type(error).__name__ in UNREACHABLE
         ):  # of no fault of the job; Ray needs some seconds to know about a dead node
@@ -298,14 +296,6 @@ class ActorPool:
     def forget_counting(self) -> None:
         self._again = deque(job for job in self._again if isinstance(job.job, RoundJob))
 
-    def record_event(self, event: str) -> None:
-        log.warning(event)
-        self._events.append(event)
-
-    def take_events(self) -> tuple[str, ...]:
-        events, self._events = tuple(self._events), []
-        return events
-
     def close(self) -> None:
         workers, self._workers = self._workers, []
         self.answers.clear()
@@ -322,9 +312,7 @@ def _described(busy: NodeJob | None) -> str:
     """What a worker was doing."""
     if busy is None:
         return ""
-    if isinstance(busy.job, CountJob):
-        return " during the evaluation"
-    return f" in round {busy.job.round}, client {' or '.join(str(client) for client, *_ in busy.job.clients)}"
+    return COUNTING_IN_WORDS if isinstance(busy.job, CountJob) else training_in_words(busy.job.round, busy.job.clients)
 
 
 UNREACHABLE = ("ActorUnavailableError", "ActorUnschedulableError", "ConnectionError")

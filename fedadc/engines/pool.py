@@ -6,7 +6,6 @@ answered.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from fedadc.engines.failures import Failure, error_of
-from fedadc.engines.pooled import AHEAD
+from fedadc.engines.pooled import AHEAD, COUNTING_IN_WORDS, EventLog, training_in_words
 from fedadc.engines.shared_memory import Slots
 from fedadc.engines.worker import READY, CountingJob, TrainingJob, WorkerSetup, serve
 from fedadc.errors import WorkersLost, require
@@ -28,7 +27,6 @@ from fedadc.models.vectors import State
 from fedadc.system.determinism import device_of
 from fedadc.system.processes import context, manner_of_death, start_process_server
 
-log = logging.getLogger("fedadc")
 MOST_DEATHS = 3  # of workers during one job, or per worker without an answer from any
 PRELOADED = "fedadc.engines.worker"
 
@@ -63,7 +61,7 @@ class WorkerPool:
         self._jobs = 0  # so far; each has its number
         self._again: deque[Assignment] = deque()  # of workers that died
         self._deaths = 0  # since the last answer
-        self._events: list[str] = []
+        self.events = EventLog()
 
     def assignment(self, job: TrainingJob | CountingJob, state: State | None = None) -> Assignment:
         self._jobs += 1
@@ -135,7 +133,7 @@ class WorkerPool:
                 f"{max(over_it, self._deaths)} worker processes died one after another, the last one "
                 f"{manner_of_death(code)}{doing}; if memory is short, use fewer `workers`."
             )
-        self._record_event(f"worker {worker.number + 1} {manner_of_death(code)}{doing}; a new one takes its place")
+        self.events.record(f"worker {worker.number + 1} {manner_of_death(code)}{doing}; a new one takes its place")
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = self._start(worker.number, self._setup())
         for assignment in lost:
@@ -161,14 +159,6 @@ class WorkerPool:
                 break
         theirs.close()
         return WorkerProcess(number, process, ours)
-
-    def _record_event(self, event: str) -> None:
-        log.warning(event)
-        self._events.append(event)
-
-    def take_events(self) -> tuple[str, ...]:
-        events, self._events = tuple(self._events), []
-        return events
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
@@ -202,6 +192,4 @@ def _described(lost: Sequence[Assignment]) -> str:
     if not lost:
         return ""
     job = lost[0].job
-    if isinstance(job, CountingJob):
-        return " during the evaluation"
-    return f" in round {job.round}, client {' or '.join(str(client) for client, *_ in job.clients)}"
+    return COUNTING_IN_WORDS if isinstance(job, CountingJob) else training_in_words(job.round, job.clients)

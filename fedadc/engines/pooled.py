@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedadc.evaluation.metrics import BatchCounts
 
+log = logging.getLogger("fedadc")
 AHEAD = 2  # jobs that a worker has at a time, so that it never waits for the next
 Worker = TypeVar("Worker")
 Taker = TypeVar("Taker", contravariant=True)
@@ -25,6 +27,7 @@ class Pool(Protocol[Worker]):
     """Workers, and the answers that are not taken yet, by the numbers of their jobs."""
 
     answers: dict[int, Any]
+    events: EventLog
 
     def idlest(self, limit: int = AHEAD) -> Worker | None:
         """The worker with the fewest jobs, if it has fewer than the limit."""
@@ -40,8 +43,6 @@ class Pool(Protocol[Worker]):
         """Give up repeating the jobs of an evaluation that is no longer waited for."""
         ...
 
-    def take_events(self) -> tuple[str, ...]: ...
-
     def close(self) -> None: ...
 
 
@@ -54,6 +55,29 @@ class Work(Protocol[Taker]):
     def take(self, worker: Taker) -> tuple[int, Numbered] | None:
         """A job for a worker, and its position in cohort order; None if no more answers have room in memory."""
         ...
+
+
+class EventLog:
+    """What a user should know about the workers, until it is taken."""
+
+    def __init__(self) -> None:
+        self._events: list[str] = []
+
+    def record(self, event: str) -> None:
+        log.warning(event)
+        self._events.append(event)
+
+    def take(self) -> tuple[str, ...]:
+        events, self._events = tuple(self._events), []
+        return events
+
+
+def training_in_words(round: int, clients: Sequence[tuple[int, int, float]]) -> str:
+    """What a worker was doing: the round and the clients of its job."""
+    return f" in round {round}, client {' or '.join(str(client) for client, *_ in clients)}"
+
+
+COUNTING_IN_WORDS = " during the evaluation"
 
 
 class PooledEngine(Generic[Worker]):
@@ -115,7 +139,7 @@ class PooledEngine(Generic[Worker]):
             raise
 
     def take_events(self) -> tuple[str, ...]:
-        return self._pool.take_events()
+        return self._pool.events.take()
 
     def close(self) -> None:
         self._pool.close()
