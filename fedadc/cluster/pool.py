@@ -49,7 +49,7 @@ class CountJob(NamedTuple):
     theta: Any  # a reference
 
 
-@dataclass
+@dataclass(eq=False)
 class NodeJob:
     """A job that was handed out, and what is needed to do it again."""
 
@@ -68,14 +68,17 @@ class PlacedAnswer(NamedTuple):
     node: str
 
 
-@dataclass
+@dataclass(eq=False)
 class NodeWorker:
+    """An actor, and the jobs that it has."""
+
     number: int
     node: Node
     actor: Any
     born: float
     starting: Any  # the reference of its first answer; None: it is ready
-    broadcast = evaluated = -1  # the versions of the vectors that it has
+    broadcast: int = -1  # version of the broadcast that it has
+    evaluated: int = -1  # version of the evaluated model that it has
     assigned: deque[tuple[NodeJob, Any, Any]] = field(default_factory=deque)  # with the references of two answers
 
     def __str__(self) -> str:
