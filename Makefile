@@ -24,7 +24,7 @@ demo: $(BARE)
 	$(BIN)/fedadc demo --out runs/demo --overwrite
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY)          # minutes: long runs and large partitions
 	$(BIN)/python -m pytest -m slow

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from family import eventually
+from family import descendants, eventually
 from fedadc.cluster.connection import QUIET
 from fedadc.training.state import Round
 
@@ -65,12 +65,12 @@ def small_cluster(nodes: int) -> Iterator[SmallCluster]:
 
 
 def ray_workers(name: str = "ClientActor") -> list[int]:
-    """The processes of our workers on all nodes; Ray names them after their class."""
+    """The processes of our workers on the nodes that this process has started; Ray names them after their class."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in descendants(os.getpid()):
         try:
-            if (process / "cmdline").read_bytes().startswith(f"ray::{name}".encode()):
-                found.append(int(process.name))
+            if Path(f"/proc/{process}/cmdline").read_bytes().startswith(f"ray::{name}".encode()):
+                found.append(process)
         except OSError:  # it has ended
             pass
     return sorted(found)

@@ -36,6 +36,7 @@ OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "
 # comes with the answer: the object store would cost a job three milliseconds.
 LOCAL = {"RAY_worker_niceness": "0", "RAY_max_direct_call_object_size": str(8 * 2**20)}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+ANSWER = 15.0  # seconds for it to say that it is one
 CONNECT = 5.0  # seconds to reach the head of a cluster
 SHUTDOWN = 10.0  # seconds to leave a cluster whose head is lost
 HEAD_SILENCE = 15.0  # seconds without the head, after which it is lost; Ray would abort this process after 60
@@ -99,40 +100,40 @@ def on_node(id: str) -> Any:
     return NodeAffinitySchedulingStrategy(id, soft=False)
 
 
-class Connection:
-    """A connection that is made when it is first needed. A cluster that was started here is stopped by `close`."""
+class Session:
+    """The one connection to Ray that a process can have, which several federations may share."""
+
+    current: Session | None = None
 
     def __init__(self, settings: RayCluster) -> None:
-        self.settings = settings
+        self.address, self.users, self.is_ours = settings.address, 0, True
         self.head_lost = False  # calls to Ray would wait for it
-        self._opened = False  # the connection was made here
         self._local: _LocalCluster | None = None
-        self._undo: Callable[[], None] | None = None
-
-    def open(self) -> None:
         ray = import_ray()
-        if not ray.is_initialized():
-            with _kept_signal_handlers(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._start(ray) if self.settings.address is None else self._connect(ray, self.settings.address)
-            self._opened = True
-            self._undo = _silenced(ray)
+        if ray.is_initialized():  # by the user, who ends it too
+            self.is_ours = False
+            return
+        with _kept_signal_handlers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._start(ray, settings) if settings.address is None else self._connect(ray, settings.address)
+        self._undo = _silenced(ray)
 
-    def _start(self, ray: Any) -> None:
-        settings = self.settings
+    def _start(self, ray: Any, settings: RayCluster) -> None:
         cpus = cores() if settings.workers == "auto" else settings.most_workers * settings.cpus_per_worker
         self._local = _LocalCluster(settings.logs)
         try:
             with environment_set({**KEEP_MEMORY, **ONE_THREAD, **LOCAL}):
-                ray.init("local", num_cpus=max(1, round(cpus)), _temp_dir=str(self._local.folder), **OPTIONS)
+                ray.init("local", num_cpus=math.ceil(cpus), _temp_dir=str(self._local.folder), **OPTIONS)
         except BaseException as error:
-            self.close()
+            ray.shutdown()
+            self._local.end()
             if not isinstance(error, Exception):
                 raise
             raise WorkersLost(f"a Ray cluster cannot be started on this machine ({one_line(error):.300}).") from error
 
     def _connect(self, ray: Any, address: str) -> None:
         reachable = _running_cluster() if address == "auto" else _reachable(address)
+        _require_ray_at(ray, reachable)
         try:
             ray.init(address=reachable, runtime_env={"env_vars": self._environment()}, **OPTIONS)
         except Exception as error:
@@ -147,32 +148,64 @@ class Connection:
         here = {"MKL_CBWR": os.environ["MKL_CBWR"]} if "MKL_CBWR" in os.environ else {}
         return {**KEEP_MEMORY, **ONE_THREAD, **here}
 
+    def end(self) -> None:
+        if not self.is_ours:
+            return
+        self._undo()
+        ray = import_ray()
+        with _kept_signal_handlers():
+            within(SHUTDOWN, ray.shutdown) if self.head_lost else ray.shutdown()
+        if self._local is not None:
+            self._local.end()
+
+
+class Connection:
+    """A federation's part in the session of this process: made when it is first needed, left by `close`."""
+
+    def __init__(self, settings: RayCluster) -> None:
+        self.settings = settings
+        self.session: Session | None = None
+
+    @property
+    def head_lost(self) -> bool:
+        return self.session is not None and self.session.head_lost
+
+    def open(self) -> None:
+        if self.session is not None:
+            return
+        session = Session.current
+        if session is None:
+            session = Session.current = Session(self.settings)
+        known = f"the Ray cluster {session.address or 'on this machine'}"
+        require(
+            not session.is_ours or session.address == self.settings.address,
+            f"this process is connected to {known}; close() the federations that use it before you use another one.",
+        )
+        session.users += 1
+        self.session = session
+
+    def close(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.users -= 1
+            if not session.users:
+                Session.current = None
+                session.end()
+
     def nodes(self) -> list[Node]:
         """The nodes that are alive, in a fixed order; an error if the head of the cluster is lost."""
+        assert self.session is not None
         ray = import_ray()
         address, until = ray.get_runtime_context().gcs_address, time.monotonic() + HEAD_SILENCE
         while not is_reachable(address, CONNECT) and time.monotonic() < until:
             time.sleep(0.5)
         found = within(until - time.monotonic(), lambda: (ray.nodes(), _free_resources(ray)))
-        self.head_lost = found is None
+        self.session.head_lost = found is None
         if found is None:
             raise WorkersLost(f"the head of the Ray cluster at {address} is lost.")
         nodes, free = found
         alive = (Node.of(node, free.get(node["NodeID"], {})) for node in nodes if node["Alive"])
         return sorted(alive, key=lambda node: (node.address, node.id))
-
-    def close(self) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-        if self._opened or self._local is not None:
-            ray = import_ray()
-            with _kept_signal_handlers():
-                within(SHUTDOWN, ray.shutdown) if self.head_lost else ray.shutdown()
-        self._opened = self.head_lost = False
-        if self._local is not None:
-            self._local.end()
-            self._local = None
 
 
 class _LocalCluster:
@@ -205,12 +238,22 @@ def _free_resources(ray: Any) -> dict[str, dict[str, float]]:
 
 def within(seconds: float, call: Callable[[], Result]) -> Result | None:
     """The result of a call, or None if it does not return in time: without its head, Ray may wait without end."""
-    results: queue.Queue[Result] = queue.Queue()
-    threading.Thread(target=lambda: results.put(call()), daemon=True).start()
+    results: queue.Queue[Result | Exception] = queue.Queue()
+
+    def answer() -> None:
+        try:
+            results.put(call())
+        except Exception as error:
+            results.put(error)
+
+    threading.Thread(target=answer, daemon=True).start()
     try:
-        return results.get(timeout=max(0.1, seconds))
+        result = results.get(timeout=max(0.1, seconds))
     except queue.Empty:
         return None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def is_reachable(address: str, seconds: float) -> bool:
@@ -231,6 +274,15 @@ def _reachable(address: str) -> str:
     )
     require(is_reachable(address, CONNECT), f"no Ray cluster answers at the address {address}.", WorkersLost)
     return address
+
+
+def _require_ray_at(ray: Any, address: str) -> None:
+    """Ask the process at an address who it is: if it is not Ray, Ray would ask it without end."""
+    try:
+        answer = within(ANSWER, lambda: ray._raylet.GcsClient(address=address).cluster_id)
+    except Exception as error:
+        raise WorkersLost(f"no Ray cluster answers at the address {address} ({one_line(error):.200}).") from error
+    require(answer is not None, f"what answers at the address {address} is no Ray cluster.", WorkersLost)
 
 
 def _running_cluster() -> str:

@@ -124,11 +124,10 @@ class RayEngine(PooledEngine[NodeWorker]):
         """Leave the cluster. States that are still in use are brought here."""
         until = time.monotonic() + self.settings.patience
         for state in list(self._states.values()):
-            try:
-                if time.monotonic() < until:
-                    state.bring_here()
-            except StatesLost:
-                break  # those that are asked for later are missed then
+            if time.monotonic() < until:
+                state.bring_here()
+            else:
+                state.give_up()
         self._states.clear()
         super().close()
         self._supplies.forget()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,8 +37,13 @@ class NodeState(DistantState):
         return self._fetched(self.reference) if self._here is None else self._here
 
     def bring_here(self) -> None:
-        """Keep the tensors in this process; the cluster is about to be left."""
-        self._here = self.fetch()
+        """Keep the tensors in this process, if they are not lost; the cluster is about to be left."""
+        with suppress(StatesLost):
+            self._here = self.fetch()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Forget where the tensors are: another session of Ray would not know the reference."""
         self.reference = None
 
 
@@ -141,7 +147,11 @@ class ActorPool:
             f"{node} with {node.cpus:g} CPUs, {node.free_cpus:g} of them free, and {node.gpus:g} GPUs" for node in nodes
         )
         need = f"{self._settings.cpus_per_worker:g} CPUs and {self._settings.gpus_per_worker:g} GPUs"
-        return f"no node of the Ray cluster has room for a worker, which needs {need}: {offered or 'there is none'}."
+        left_out = f" ({len(self._left_out)} are left out because they differ)" if self._left_out else ""
+        return (
+            f"no node of the Ray cluster has room for a worker, which needs {need}: {offered or 'there is none'}"
+            f"{left_out}; another program, or a federation that is not closed, may have the rest."
+        )
 
     def _fill(self, nodes: Sequence[Node]) -> None:
         now, new = time.monotonic(), list[Node]()
@@ -294,7 +304,13 @@ class ActorPool:
 
     def _remove(self, worker: NodeWorker) -> None:
         self._workers.remove(worker)
-        import_ray().kill(worker.actor)
+        self._kill(worker)
+
+    def _kill(self, worker: NodeWorker) -> None:
+        ray = import_ray()
+        if ray.is_initialized() and not self._connection.head_lost:
+            with suppress(ray.exceptions.RayError, ValueError):  # it is gone already
+                ray.kill(worker.actor)
 
     def forget_counting(self) -> None:
         self._again = deque(job for job in self._again if isinstance(job.job, RoundJob))
@@ -305,10 +321,8 @@ class ActorPool:
         self._again.clear()
         self._seen.clear()
         self._deaths, self._is_checked = 0, False
-        if workers and not self._connection.head_lost:
-            ray = import_ray()
-            for worker in workers:
-                ray.kill(worker.actor)
+        for worker in workers:
+            self._kill(worker)
 
 
 def _described(busy: NodeJob | None) -> str:

@@ -28,6 +28,7 @@ class Supplies:
         self._load, self._patience, self._content = load, patience, content
         self._data, self._clients = data, clients
         self._shared: dict[str, Any] = {}  # references of what is sent
+        self._asked: set[str] = set()  # nodes
         self._read: dict[str, Any] = {}  # references of samples that were read on a node, by node
 
     def of(self, node: Node) -> tuple[Any, ...]:
@@ -47,7 +48,8 @@ class Supplies:
 
     def provide(self, nodes: Sequence[Node]) -> Iterator[str]:
         """Let new nodes read the samples from their own disks; yields events about those that cannot."""
-        new = {node for node in nodes if node.id not in self._read}
+        new = {node for node in nodes if node.id not in self._asked}
+        self._asked |= {node.id for node in new}
         if self._load is None or not new:
             return
         ray, expected = import_ray(), checksum_of(sample_arrays(self._data))
@@ -71,3 +73,4 @@ class Supplies:
         """Drop all references; the cluster is left."""
         self._shared.clear()
         self._read.clear()
+        self._asked.clear()

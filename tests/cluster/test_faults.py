@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import fedadc
@@ -23,6 +26,7 @@ from fedadc.cluster.connection import PREFIX
 from fedadc.cluster.doctor import examine
 from fedadc.cluster.reaper import processes_of
 from fedadc.cluster.settings import RayCluster
+from fedadc.config.build import prepare
 from fedadc.errors import FedadcError, WorkersLost
 from fedadc.methods import METHODS, PAIRS
 from fedadc.runs.runner import run
@@ -192,6 +196,34 @@ def test_a_cluster_that_is_too_small_is_one_sentence(cluster: SmallCluster, tmp_
         with pytest.raises(WorkersLost, match=f"no node of the Ray cluster has room for a worker, .*{need}"):
             run(CONFIG, out=tmp_path / "run", engine=small)
         assert not (tmp_path / "run").exists()
+
+
+def test_federations_of_one_process_share_their_connection(cluster: SmallCluster, tmp_path: Path) -> None:
+    config = fedadc.load_config({**CONFIG, "method": "scaffold", "model": LARGE})
+    engine = RayCluster(address=cluster.address, workers=1)
+    first, second = (prepare(config, cluster=engine).federation for _ in range(2))
+    (a,), (b,) = list(first.rounds(1)), list(second.rounds(1))
+    first.close()
+    assert len(ray_workers()) == 1
+    again = list(second.rounds(3, b.state))
+    second.close()
+    assert not ray_workers() and torch.equal(a.state.theta, b.state.theta)
+    for result in (a, b, again[-1]):  # all states were brought here
+        assert {name for state in result.state.clients.values() for name in state} == {"c"}
+    other = prepare(config, cluster=RayCluster()).federation
+    list(first.rounds(1))
+    with pytest.raises(FedadcError, match=r"this process is connected to the Ray cluster .*; close\(\)"):
+        list(other.rounds(1))
+    first.close()
+
+
+def test_what_answers_at_an_address_may_be_no_ray(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address, began = f"127.0.0.1:{listening.getsockname()[1]}", time.monotonic()
+        answer = command("run", "config.yaml", "--engine", "ray", "--ray-address", address, cwd=tmp_path)
+    assert answer.code == 6 and f"{address} is no Ray cluster" in answer.err, answer
+    assert time.monotonic() - began < 60
 
 
 def test_a_gpu_that_torch_does_not_see_is_one_sentence(tmp_path: Path) -> None:

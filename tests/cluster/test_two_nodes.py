@@ -21,7 +21,7 @@ from fedadc.models import MLP
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
-pytestmark = [linux, pytest.mark.xdist_group("ray")]
+pytestmark = linux
 LARGE = 4000  # hidden units: a state of more than 100 kB, which Ray keeps on the node
 
 
