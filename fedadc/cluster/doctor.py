@@ -34,16 +34,21 @@ def examine(settings: RayCluster) -> list[NodeReport]:
     connection = Connection(settings)
     try:
         connection.open()
-        return [_examined(node, settings) for node in connection.nodes()]
+        ray, nodes = import_ray(), connection.nodes()
+        ask = {
+            node: ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node.id))(facts_of_node)
+            for node in nodes
+        }
+        first = {node: ask[node].remote() for node in nodes}  # starts processes, which import torch, all at once
+        return [_examined(node, ask[node], first[node], settings) for node in nodes]
     finally:
         connection.close()
 
 
-def _examined(node: Node, settings: RayCluster) -> NodeReport:
+def _examined(node: Node, ask: Any, first: Any, settings: RayCluster) -> NodeReport:
     ray, room = import_ray(), node.room(settings)
-    ask = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node.id))(facts_of_node)
     try:
-        facts: NodeFacts = ray.get(ask.remote(), timeout=settings.patience)  # starts a process, imports torch
+        facts: NodeFacts = ray.get(first, timeout=settings.patience)
         call = _seconds(ask, None, settings.patience)
         transfer = _seconds(ask, ray.put(np.zeros(PROBE, dtype=np.uint8)), settings.patience)
     except ray.exceptions.RayError as error:
@@ -61,5 +66,5 @@ def _seconds(ask: Any, argument: Any, patience: float) -> float:
 
 def _problem(error: Exception) -> str:
     if "No module named" in str(error) or "ModuleNotFoundError" in str(error):
-        return "this version of fedadc is not installed"
+        return "this version of fedadc or what it needs is not installed"
     return "no answer in time" if type(error).__name__ == "GetTimeoutError" else type(error).__name__

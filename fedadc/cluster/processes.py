@@ -12,6 +12,7 @@ from typing import Any
 
 from fedadc.cluster.connection import Node, import_ray, on_node
 from fedadc.system.processes import context, manner_of_death
+from fedadc.system.signals import KILL
 
 LISTEN = 1.0  # seconds that a node waits for messages before it answers without any
 START = 60.0  # seconds
@@ -88,7 +89,10 @@ class NodeProcess:
 
     def signal(self, number: int) -> None:
         with suppress(Exception):
-            self._actor.signal.remote(number)
+            if number == KILL:  # the process ends with its actor, also one that waits for a place
+                import_ray().kill(self._actor)
+            else:
+                self._actor.signal.remote(number)
 
     def join(self, seconds: float) -> None:
         until = time.monotonic() + seconds

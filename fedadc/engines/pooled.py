@@ -127,6 +127,8 @@ class PooledEngine(Generic[Worker]):
     def _start_counting(self, jobs: Iterator[Any]) -> Iterator[BatchCounts]:
         """Begin an evaluation. Workers without a client to train count even before the counts are asked for."""
         self._pool.forget_counting()  # of another evaluation
+        for number in self._counting:
+            self._pool.answers.pop(number, None)
         self._to_count, self._counting = deque(jobs), deque()
         return self._counted()
 

@@ -111,11 +111,11 @@ class ClusterNodes:
 
     def _freest_node(self) -> Node | None:
         """The node for the next whole run; None if all are occupied or lost."""
-        alive, busy = {node.id for node in self._connection.nodes()}, Counter(run.node.id for run in self._running)
+        busy = Counter(run.node.id for run in self._running)
         room = {
-            node.id: node.room(self._cluster) - busy[node.id]
-            for node in self._whole.values()
-            if node.id in alive and self._avoided_until.get(node.id, 0.0) < time.monotonic()
+            node.id: min(node.room(self._cluster) - busy[node.id], node.free_room(self._cluster))
+            for node in self._connection.nodes()
+            if node.id in self._whole and self._avoided_until.get(node.id, 0.0) < time.monotonic()
         }
         best = max(room, key=lambda id: room[id], default=None)
         return self._whole[best] if best is not None and room[best] > 0 else None

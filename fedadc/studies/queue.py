@@ -29,13 +29,12 @@ from fedadc.studies.places import Places, RunProcess, ThisMachine
 from fedadc.studies.progress import PaceLearner, Progress, RunProgress, remaining
 from fedadc.studies.run_process import INTERVAL, PATIENCE, STARTED, RunDone, RunFailure, RunRequest
 from fedadc.system.determinism import resolve_device
-from fedadc.system.signals import deferred_signals, stopping_on_signals
+from fedadc.system.signals import KILL, deferred_signals, stopping_on_signals
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
 ATTEMPTS = 3  # to train a run whose process is killed
 LONG_RUN = 60.0  # estimated seconds of a run whose clients may be trained in parallel, if there are few runs
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only the latter, which ends a process at once
 
 Watcher = Callable[[Progress], None]
 Status = Literal["finished", "diverged", "failed", "not run"]
@@ -346,6 +345,7 @@ def _end(process: RunProcess, until: float) -> None:
         while process.pipe.poll(max(0.0, until - time.monotonic())):
             process.pipe.recv()
         process.signal(KILL)
-        process.pipe.recv()
+        while process.pipe.poll(PATIENCE):
+            process.pipe.recv()
     process.pipe.close()
     process.join(PATIENCE)

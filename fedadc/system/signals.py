@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only the latter, which ends a process at once
 INSISTENCE = 10.0  # seconds after which a second signal interrupts what the first one has led to
 
 
