@@ -6,7 +6,7 @@ Ray places and connects. What is lost is handed out again here, because Ray's ow
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line
 from fedadc.evaluation.metrics import EvaluationBatch
 from fedadc.models.vectors import DistantState, State
 
-AVOIDED = 15.0  # seconds that no worker is started on a node that could not be reached
+AVOIDED = 15.0  # seconds that no worker is started on a node that could not be reached; each time twice as long
 POLL = 1.0  # seconds after which a wait looks at the cluster again
 
 
@@ -101,6 +101,7 @@ class ActorPool:
         self._workers: list[NodeWorker] = []
         self._left_out: set[str] = set()  # nodes that differ
         self._avoided_until: dict[str, float] = {}  # nodes that could not be reached
+        self._losses = Counter[str]()  # of workers on such nodes
         self._seen: set[str] = set()  # nodes
         self._jobs = self._born = 0
         self._again: deque[NodeJob] = deque()
@@ -285,7 +286,8 @@ class ActorPool:
         if (
             type(error).__name__ in UNREACHABLE
         ):  # of no fault of the job; Ray needs some seconds to know about a dead node
-            self._avoided_until[worker.node.id] = time.monotonic() + AVOIDED
+            self._losses[worker.node.id] += 1
+            self._avoided_until[worker.node.id] = time.monotonic() + AVOIDED * 2 ** (self._losses[worker.node.id] - 1)
         else:
             self._count_death(worker, busy, error)
         self._again.extendleft(assignment for assignment, _, _ in reversed(worker.assigned))

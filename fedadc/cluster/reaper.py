@@ -19,11 +19,13 @@ PASSES = 3
 
 
 def processes_of(folder: str) -> list[int]:
-    """The processes that have files of the folder open: every process of Ray writes a log there."""
+    """The processes of Ray that have files of the folder open: each writes a log there. (Only Linux lists them.)"""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to somebody else
-            if any(str(file.readlink()).startswith(folder) for file in (process / "fd").iterdir()):
+            words = (process / "cmdline").read_bytes()
+            of_ray = words.startswith(b"ray::") or b"/ray/" in words
+            if of_ray and any(str(file.readlink()).startswith(folder) for file in (process / "fd").iterdir()):
                 found.append(int(process.name))
     return found
 
