@@ -20,7 +20,7 @@ class SmallCluster:
     """A head and further nodes, one CPU each."""
 
     def __init__(self, nodes: int) -> None:
-        os.environ.update(QUIET)
+        os.environ.update({**QUIET, "RAY_worker_niceness": "0"})  # other tests run beside this one
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}

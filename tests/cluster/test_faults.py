@@ -142,11 +142,16 @@ def test_a_killed_driver_is_resumed_on_another_cluster(cluster: SmallCluster, tm
     assert list((tmp_path / "there" / "ray-logs").glob("session_*/raylet.out"))
 
 
+def local_clusters() -> set[Path]:
+    """The folders of clusters that fedadc has started on this machine."""
+    return {*Path(tempfile.gettempdir()).glob(f"{PREFIX}*")}
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_leaves_no_process_no_folder_and_no_shared_memory(name: str, tmp_path: Path) -> None:
     before = {*os.listdir("/dev/shm")}  # noqa: PTH208
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "method": "scaffold", "rounds": 10**6}))
-    words = ["run", "config.yaml", "--out", "run", "--engine", "ray"]
+    words, running = ["run", "config.yaml", "--out", "run", "--engine", "ray"], local_clusters()
     driver = subprocess.Popen(
         [sys.executable, "-m", "fedadc", *words],
         cwd=tmp_path,
@@ -156,9 +161,7 @@ def test_a_signal_leaves_no_process_no_folder_and_no_shared_memory(name: str, tm
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
     eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, 90)
-    (folder,) = [
-        path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if driver.pid in processes_of(str(path))
-    ]
+    (folder,) = local_clusters() - running
     assert len(processes_of(str(folder))) > 5
     number = getattr(signal, name)
     os.killpg(driver.pid, number) if name == "SIGINT" else driver.send_signal(number)

@@ -41,7 +41,7 @@ def federation(method: str, hidden: int, **settings: Any) -> Federation:
 
 def test_two_nodes_give_the_bits_of_one_process_and_states_stay_on_them(cluster: SmallCluster) -> None:
     here = list(federation("scaffold", LARGE, cohort=10).rounds(8))
-    trained = federation("scaffold", LARGE, cohort=10, engine=RayCluster(address=cluster.address))
+    trained = federation("scaffold", LARGE, cohort=10, engine=RayCluster(address=cluster.address, patience=180))
     there: list[Round] = []
     before: dict[int, str] = {}  # client -> node that has its state
     stayed, moved = 0, 0
@@ -63,7 +63,7 @@ def test_two_nodes_give_the_bits_of_one_process_and_states_stay_on_them(cluster:
 def test_lost_workers_and_nodes_change_nothing(cluster: SmallCluster) -> None:
     """A worker is killed, a node joins, then its processes are killed."""
     here = list(federation("fedadc", 6).rounds(24))
-    trained = federation("fedadc", 6, engine=RayCluster(address=cluster.address))
+    trained = federation("fedadc", 6, engine=RayCluster(address=cluster.address, patience=180))
     there = []
     for result in trained.rounds(24):
         there.append(result)
@@ -72,7 +72,7 @@ def test_lost_workers_and_nodes_change_nothing(cluster: SmallCluster) -> None:
         if result.round == 4:
             joined = cluster.add_node()
         if result.round == 5:
-            eventually(lambda: len(ray_workers()) == 3)
+            eventually(lambda: len(ray_workers()) == 3, 90)
         if result.round == 14:
             cluster.kill_node(joined)
     trained.close()
