@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from family import descendants, eventually
-from fedadc.cluster.connection import QUIET
+from fedadc.cluster.connection import QUIET, kept_signal_handlers
 from fedadc.training.state import Round
 
 STORE = 150 * 2**20  # bytes of a node's object store
@@ -24,7 +24,8 @@ class SmallCluster:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        with kept_signal_handlers():
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self._cluster.head_node]
         for _ in range(nodes - 1):
             self.add_node()
@@ -34,7 +35,8 @@ class SmallCluster:
         return str(self._cluster.address)
 
     def add_node(self, **settings: Any) -> Any:
-        node = self._cluster.add_node(**{"num_cpus": 1, "object_store_memory": STORE, **settings})
+        with kept_signal_handlers():
+            node = self._cluster.add_node(**{"num_cpus": 1, "object_store_memory": STORE, **settings})
         self.nodes.append(node)
         return node
 

@@ -17,6 +17,7 @@ import fedadc
 from commands import Call, fine, refused
 from conftest import small_federation
 from fedadc.cli.app import app
+from fedadc.cluster.doctor import examine
 from fedadc.errors import FedadcError
 
 TREE: dict[str, Any] = {
@@ -41,6 +42,7 @@ TWINS = {
     "experiment": fedadc.experiment,
     "sweep": fedadc.sweep,
     "reproduce": fedadc.reproduce,
+    "doctor": examine,
     "evaluate": fedadc.evaluate,
     "personalize": fedadc.personalize,
     "list": fedadc.catalog,

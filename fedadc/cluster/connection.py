@@ -113,7 +113,7 @@ class Session:
         if ray.is_initialized():  # by the user, who ends it too
             self.is_ours = False
             return
-        with _kept_signal_handlers(), warnings.catch_warnings():
+        with kept_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._start(ray, settings) if settings.address is None else self._connect(ray, settings.address)
         self._undo = _silenced(ray)
@@ -153,7 +153,7 @@ class Session:
             return
         self._undo()
         ray = import_ray()
-        with _kept_signal_handlers():
+        with kept_signal_handlers():
             within(SHUTDOWN, ray.shutdown) if self.head_lost else ray.shutdown()
         if self._local is not None:
             self._local.end()
@@ -299,7 +299,7 @@ def _running_cluster() -> str:
 
 
 @contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
+def kept_signal_handlers() -> Iterator[None]:
     """Ray replaces the handler of SIGTERM; ours saves the run."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""A cluster of two nodes gives the bits of one process, whoever dies; test_faults.py (`make test-cluster`) has more."""
+"""A cluster of two nodes gives the bits of one process, whoever dies; test_cluster_faults.py (`make test-cluster`) has more."""
 
 from __future__ import annotations
 
