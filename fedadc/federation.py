@@ -138,9 +138,9 @@ class Federation:
 
     def _build_engine(self, workers: int | str, cluster: RayCluster | None) -> None:
         """Build the engine that runs the clients; with workers, data goes to shared memory."""
+        self.cluster = cluster
         self.workers = 0 if cluster else resolve_workers(workers, str(self.model.device))
         shared = None
-        self.engine_name = "local" if cluster is None else "ray"
         if self.workers:
             from fedadc.engines.workers import Workers, share_data
 

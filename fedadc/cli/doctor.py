@@ -58,7 +58,8 @@ def _show(reports: Sequence[NodeReport]) -> None:
     )
     table = Table(title="Ray cluster", title_justify="left", caption=caption, caption_justify="left")
     for heading in ("node", "CPUs", "GPUs", "store", "workers", "call", "MB/s", "bits"):
-        table.add_column(heading, justify="left" if heading in ("node", "bits") else "right")
+        left = heading in ("node", "bits")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "bits")
     for report in reports:
         node = report.node
         call = f"{report.milliseconds:.1f} ms" if report.facts else "-"

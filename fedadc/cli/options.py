@@ -80,9 +80,10 @@ def chosen_engine(
         if key not in RAY_SETTINGS:
             raise unknown("--ray: setting", key, RAY_SETTINGS)
     try:
-        return RayCluster(address=address, workers=workers if workers != "0" else "auto", **tree)
+        return RayCluster(address=address, workers=workers, **tree)
     except FedadcError as error:
-        raise FedadcError(str(error) if str(error).startswith("workers") else f"--ray: {error}") from error
+        prefix = {"workers": "", "address": "--ray-"}.get(str(error).split()[0], "--ray: ")
+        raise FedadcError(f"{prefix}{error}") from error
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

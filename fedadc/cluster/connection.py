@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "
 # comes with the answer: the object store would cost a job three milliseconds.
 LOCAL = {"RAY_worker_niceness": "0", "RAY_max_direct_call_object_size": str(8 * 2**20)}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-ANSWER = 15.0  # seconds for it to say that it is one
+ANSWER = 15.0  # seconds for the process at an address to say that it is the head of a Ray cluster
 CONNECT = 5.0  # seconds to reach the head of a cluster
 SHUTDOWN = 10.0  # seconds to leave a cluster whose head is lost
 HEAD_SILENCE = 15.0  # seconds without the head, after which it is lost; Ray would abort this process after 60
@@ -135,7 +135,8 @@ class Session:
         reachable = _running_cluster() if address == "auto" else _reachable(address)
         _require_ray_at(ray, reachable)
         try:
-            ray.init(address=reachable, runtime_env={"env_vars": self._environment()}, **OPTIONS)
+            with environment_set({"RAY_BACKEND_LOG_LEVEL": "error"}):  # it would print about lost nodes
+                ray.init(address=reachable, runtime_env={"env_vars": self._environment()}, **OPTIONS)
         except Exception as error:
             raise WorkersLost(
                 f"no Ray cluster was found at the address {address} ({one_line(error):.300}); start one with "
@@ -259,7 +260,7 @@ def within(seconds: float, call: Callable[[], Result]) -> Result | None:
 def is_reachable(address: str, seconds: float) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), seconds).close()
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
     except (OSError, OverflowError, ValueError):
         return False
     return True
@@ -267,11 +268,6 @@ def is_reachable(address: str, seconds: float) -> bool:
 
 def _reachable(address: str) -> str:
     """The address, if a process answers there: Ray itself would try for a long time."""
-    host, _, port = address.rpartition(":")
-    require(
-        bool(host) and port.isdecimal(),
-        f"address must be auto or HOST:PORT, such as 10.0.0.1:6379, not {address!r:.60}.",
-    )
     require(is_reachable(address, CONNECT), f"no Ray cluster answers at the address {address}.", WorkersLost)
     return address
 

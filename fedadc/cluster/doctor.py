@@ -67,4 +67,4 @@ def _seconds(ask: Any, argument: Any, patience: float) -> float:
 def _problem(error: Exception) -> str:
     if "No module named" in str(error) or "ModuleNotFoundError" in str(error):
         return "this version of fedadc or what it needs is not installed"
-    return "no answer in time" if type(error).__name__ == "GetTimeoutError" else type(error).__name__
+    return "it does not answer in time" if type(error).__name__ == "GetTimeoutError" else type(error).__name__

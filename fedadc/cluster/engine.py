@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -63,9 +64,10 @@ class RayEngine(PooledEngine[NodeWorker]):
                 self._connection.open()
                 self._actors.refresh()
                 work = self._work(broadcast, tasks, states)
-            for answer in self._trained(work):
-                yield self._partial_sum(answer)
-                work.room += 1
+            with closing(self._trained(work)) as answers:
+                for answer in answers:
+                    yield self._partial_sum(answer)
+                    work.room += 1
         finally:
             self._training = False
 

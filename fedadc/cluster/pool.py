@@ -5,6 +5,7 @@ Ray places and connects. What is lost is handed out again here, because Ray's ow
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -13,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedadc.cluster.actor import ClientActor, NodeFacts, RoundAnswer, RoundJob
+from fedadc.cluster.admission import Admission
 from fedadc.cluster.connection import Connection, Node, import_ray, on_node
 from fedadc.cluster.supplies import Supplies
 from fedadc.engines.failures import Failure, error_of
 from fedadc.engines.pool import MOST_DEATHS
 from fedadc.engines.pooled import AHEAD, COUNTING_IN_WORDS, EventLog, training_in_words
-from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line
+from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line, require
 from fedadc.evaluation.metrics import EvaluationBatch
 from fedadc.models.vectors import DistantState, State
 
-AVOIDED = 15.0  # seconds that no worker is started on a node that could not be reached; each time twice as long
 POLL = 1.0  # seconds after which a wait looks at the cluster again
 
 
@@ -99,14 +100,12 @@ class ActorPool:
         self._connection, self._settings = connection, connection.settings
         self._device, self._supplies = device, supplies
         self._workers: list[NodeWorker] = []
-        self._left_out: set[str] = set()  # nodes that differ
-        self._avoided_until: dict[str, float] = {}  # nodes that could not be reached
-        self._losses = Counter[str]()  # of workers on such nodes
+        self._admission = Admission(self._settings)
         self._seen: set[str] = set()  # nodes
         self._jobs = self._born = 0
         self._again: deque[NodeJob] = deque()
         self._deaths = 0  # since the last answer
-        self._looked = 0.0  # when the nodes were looked at last
+        self._looked = -math.inf  # when the nodes were looked at last
         self._is_checked = False  # the first workers have said what their nodes are
         self.events = EventLog()
 
@@ -119,26 +118,36 @@ class ActorPool:
         return NodeJob(self._jobs, job, state, vectors)
 
     def refresh(self) -> None:
-        """Start workers where there is room: at first, in the place of lost ones, and on nodes that have joined."""
-        self._looked, nodes = time.monotonic(), self._connection.nodes()
-        self._fill(nodes)
-        until = time.monotonic() + self._settings.patience
-        while not self._workers:
-            if time.monotonic() > until:
-                raise WorkersLost(self._too_small(nodes))
-            time.sleep(POLL)
-            nodes = self._connection.nodes()
-            self._fill(nodes)
-        if not self._is_checked:
-            self._await_first_workers(until)
+        """Start workers where there is room: at first, in the place of lost ones, and on nodes that have joined.
 
-    def _await_first_workers(self, until: float) -> None:
-        """Wait for the first workers, so that nodes with other bits are refused before anything is trained."""
-        ray = import_ray()
-        while (starting := self._starting()) and time.monotonic() < until:
-            for reference in ray.wait(list(starting), timeout=POLL)[0]:
-                self._take(starting[reference], reference)
+        The first workers are waited for, so that nodes with other bits are refused before anything is trained.
+        """
+        ray, until = import_ray(), time.monotonic() + self._settings.patience
+        nodes = self._look_around()
+        while not self._workers or (self._starting() and not self._is_checked):
+            if time.monotonic() > until:
+                require(bool(self._workers), self._too_small(nodes), WorkersLost)
+                break
+            if starting := self._starting():
+                for reference in ray.wait(list(starting), timeout=POLL)[0]:
+                    self._take(starting[reference], reference)
+            else:
+                time.sleep(POLL)
+            nodes = self._look_around()
         self._is_checked = True
+
+    def _look_around(self) -> list[Node]:
+        """Remove workers whose node is gone and those that do not start, and start workers where there is room."""
+        self._looked = now = time.monotonic()
+        nodes, patience = self._connection.nodes(), self._settings.patience
+        alive = {node.id for node in nodes}
+        for worker in list(self._workers):
+            if worker.node.id not in alive:  # Ray may take long to say so
+                self._lose(worker, ConnectionError("its node is gone"))
+            elif worker.starting is not None and now - worker.born > patience:
+                self._lose(worker, TimeoutError(f"it has not started within patience={patience:g} seconds"))
+        self._start_on(self._with_room(nodes))
+        return nodes
 
     def _starting(self) -> dict[Any, NodeWorker]:
         return {worker.starting: worker for worker in self._workers if worker.starting is not None}
@@ -148,43 +157,44 @@ class ActorPool:
             f"{node} with {node.cpus:g} CPUs, {node.free_cpus:g} of them free, and {node.gpus:g} GPUs" for node in nodes
         )
         need = f"{self._settings.cpus_per_worker:g} CPUs and {self._settings.gpus_per_worker:g} GPUs"
-        left_out = f" ({len(self._left_out)} are left out because they differ)" if self._left_out else ""
+        different = len(self._admission.left_out)
+        left_out = f" ({different} are left out because they differ)" if different else ""
         return (
             f"no node of the Ray cluster has room for a worker, which needs {need}: {offered or 'there is none'}"
             f"{left_out}; another program, or a federation that is not closed, may have the rest."
         )
 
-    def _fill(self, nodes: Sequence[Node]) -> None:
-        now, new = time.monotonic(), list[Node]()
-        nodes = [n for n in nodes if n.id not in self._left_out and now > self._avoided_until.get(n.id, 0.0)]
-        left = self._settings.most_workers - len(self._workers)
-        here = {node.id: sum(worker.node.id == node.id for worker in self._workers) for node in nodes}
-        room = {
-            node.id: min(node.room(self._settings) - here[node.id], node.free_room(self._settings)) for node in nodes
-        }
-        while left > len(new) and any(room[node.id] > 0 for node in nodes):  # in turn, so that nodes have equal loads
-            node = max(nodes, key=lambda node: room[node.id])
-            room[node.id] -= 1
-            new.append(node)
-        if not new:
-            return
-        joined = {node.id: node for node in new if self._seen and node.id not in self._seen}
-        for node in joined.values():
+    def _with_room(self, nodes: Sequence[Node]) -> list[Node]:
+        """The node of every worker that can be started: always the one with the most room, so that loads are equal."""
+        settings, busy = self._settings, Counter(worker.node.id for worker in self._workers)
+        nodes = self._admission.usable(nodes)
+        room = {node: min(node.room(settings) - busy[node.id], node.free_room(settings)) for node in nodes}
+        chosen: list[Node] = []
+        for _ in range(settings.most_workers - len(self._workers)):
+            node = max(room, key=lambda node: room[node], default=None)
+            if node is None or room[node] <= 0:
+                break
+            room[node] -= 1
+            chosen.append(node)
+        return chosen
+
+    def _start_on(self, chosen: Sequence[Node]) -> None:
+        new = {node.id: node for node in chosen if node.id not in self._seen}
+        for node in new.values() if self._seen else ():
             self.events.record(f"node {node} has joined the cluster")
-        self._seen |= {node.id for node in new}
-        for event in self._supplies.provide(new):
+        self._seen |= set(new)
+        for event in self._supplies.provide(chosen):
             self.events.record(event)
-        self._workers += [self._start(node) for node in new]
+        self._workers += [self._start(node) for node in chosen]
 
     def _start(self, node: Node) -> NodeWorker:
         ray, settings = import_ray(), self._settings
         self._born += 1
-        expected = None if settings.other_nodes == "use" else NodeFacts.here()
         actor = ray.remote(
             num_cpus=settings.cpus_per_worker, num_gpus=settings.gpus_per_worker, max_restarts=0, max_task_retries=0,
             scheduling_strategy=on_node(node.id),
         )(ClientActor).remote()  # fmt: skip
-        starting = actor.set_up.remote(expected, self._device, *self._supplies.of(node))
+        starting = actor.set_up.remote(self._admission.expected, self._device, *self._supplies.of(node))
         return NodeWorker(self._born, node, actor, time.monotonic(), starting)
 
     def idlest(self, limit: int = AHEAD) -> NodeWorker | None:
@@ -209,7 +219,7 @@ class ActorPool:
     def receive(self) -> None:
         """Wait for answers, but at most for a moment. Every worker answers in the order of its jobs."""
         ray = import_ray()
-        if not self._workers:
+        if not self._workers or time.monotonic() - self._looked > 2 * POLL:
             self.refresh()
         while self._again and (free := self.idlest()):
             self.give(free, self._again.popleft())
@@ -218,12 +228,10 @@ class ActorPool:
         ready, _ = ray.wait(list(first), num_returns=1, timeout=POLL) if first else ([], [])
         for reference in ready:
             self._take(first[reference], reference)
-        if time.monotonic() - self._looked > 2 * POLL:
-            self._look_around()
 
     def _take(self, worker: NodeWorker, reference: Any) -> None:
         ray = import_ray()
-        if worker not in self._workers:  # it was replaced a moment ago
+        if worker not in self._workers:  # its node is left out
             return
         try:
             answer = ray.get(reference, timeout=self._settings.patience)
@@ -231,7 +239,8 @@ class ActorPool:
             cause = getattr(error, "cause", None) or error
             if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, ray.exceptions.RayError):
                 raise FedadcError(f"{worker} failed ({one_line(cause):.300}).") from error
-            self._replace(worker, cause)
+            self._connection.nodes()  # an error if the head is lost: without it, the next call would not return
+            self._lose(worker, cause)
         else:
             self._accept(worker, reference, answer)
 
@@ -250,50 +259,25 @@ class ActorPool:
 
     def _check(self, worker: NodeWorker, facts: NodeFacts) -> None:
         """Nodes that may compute other bits are refused or left out, as the settings say; later ones are left out."""
-        different = facts.differences(NodeFacts.here())
-        if not different or self._settings.other_nodes == "use":
-            return
-        message = f"node {worker.node} has {', '.join(different)}"
-        if self._settings.other_nodes == "refuse" and not self._is_checked:
-            raise WorkersLost(
-                f"{message}, so its results could have other bits; make the nodes equal, or set other_nodes to "
-                "'leave out' or 'use'."
-            )
-        self.events.record(f"{message}; it is left out")
-        self._left_out.add(worker.node.id)
-        for other in [w for w in self._workers if w.node.id == worker.node.id]:
-            self._remove(other)
+        problem = self._admission.problem(worker.node, facts, may_refuse=not self._is_checked)
+        if problem:
+            self.events.record(problem)
+            for other in [w for w in self._workers if w.node.id == worker.node.id]:
+                self._remove(other)
 
-    def _look_around(self) -> None:
-        """Replace workers whose node is gone, and those that do not start; Ray may take long to say so."""
-        self._looked = now = time.monotonic()
-        alive, patience = {node.id for node in self._connection.nodes()}, self._settings.patience
-        for worker in list(self._workers):
-            if worker.node.id not in alive:
-                self._replace(worker, ConnectionError("its node is gone"))
-            elif worker.starting is not None and now - worker.born > patience:
-                self._replace(worker, TimeoutError(f"it has not started within patience={patience:g} seconds"))
-        self.refresh()
-
-    def _replace(self, worker: NodeWorker, error: Exception) -> None:
-        """Hand out again what a lost worker has not answered, and start another one where there is room."""
-        if worker not in self._workers:
-            return
+    def _lose(self, worker: NodeWorker, error: Exception) -> None:
+        """Hand out again what a lost worker has not answered. Another one is started where there is room."""
         busy = worker.assigned[0][0] if worker.assigned else None
         if busy is not None and busy.state is not None and isinstance(error, import_ray().exceptions.ObjectLostError):
             raise StatesLost(f"the state of a client is lost with its node ({_reason(error)}).")
         self.events.record(f"{worker} was lost{_described(busy)} ({_reason(error)}); others repeat its work")
-        if (
-            type(error).__name__ in UNREACHABLE
-        ):  # of no fault of the job; Ray needs some seconds to know about a dead node
-            self._losses[worker.node.id] += 1
-            self._avoided_until[worker.node.id] = time.monotonic() + AVOIDED * 2 ** (self._losses[worker.node.id] - 1)
+        if type(error).__name__ in UNREACHABLE:  # this is no fault of the job
+            self._admission.avoid(worker.node)
         else:
             self._count_death(worker, busy, error)
         self._again.extendleft(assignment for assignment, _, _ in reversed(worker.assigned))
-        self._connection.nodes()  # an error if the head is lost: without it, the next call would not return
         self._remove(worker)
-        self.refresh()
+        self._looked = -math.inf  # look for room at once
 
     def _count_death(self, worker: NodeWorker, busy: NodeJob | None, error: Exception) -> None:
         self._deaths += 1

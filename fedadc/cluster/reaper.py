@@ -1,8 +1,8 @@
 """Ends what is left of a local Ray cluster when the process that started it is gone, however it ended.
 
 This file is run as a script by `connection.py`, in a process of its own: it waits until its standard input is closed,
-then kills every process that names the cluster's temporary folder, and deletes the folder. It imports the standard
-library only.
+then kills every process of Ray that has open files in the cluster's temporary folder, and deletes the folder. It
+imports the standard library only.
 """
 
 from __future__ import annotations

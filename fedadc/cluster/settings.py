@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Literal
 from fedadc.data.dataset import Dataset
 from fedadc.errors import require
 from fedadc.fields.settings import Settings
+from fedadc.fields.values import show
 from fedadc.system.determinism import MAX_WORKERS
+
+ADDRESS = re.compile(r"([^:/\s]+|\[[0-9a-fA-F:.%]+\]):[0-9]{1,5}")  # host or [IPv6 address], and port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,14 @@ class RayCluster(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.load is None or callable(self.load),
+            f"load must be a function that returns a Dataset, not {show(self.load)}.",
+        )
+        require(
+            self.address is None or self.address == "auto" or ADDRESS.fullmatch(self.address) is not None,
+            f"address must be auto or HOST:PORT of the head, as in 10.0.0.1:6379, not {self.address!r:.60}.",
+        )
         number = str(self.workers)
         require(
             number == "auto" or (number.isdecimal() and 1 <= int(number) <= MAX_WORKERS),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -80,7 +81,7 @@ def training_in_words(round: int, clients: Sequence[tuple[int, int, float]]) -> 
 COUNTING_IN_WORDS = " during the evaluation"
 
 
-class PooledEngine(Generic[Worker]):
+class PooledEngine(ABC, Generic[Worker]):
     """The part of an engine that all pools share: who gets the next job, and the order of the answers."""
 
     def __init__(self, pool: Pool[Worker]) -> None:
@@ -88,10 +89,11 @@ class PooledEngine(Generic[Worker]):
         self._to_count: deque[Any] = deque()  # jobs of the present evaluation
         self._counting: deque[int] = deque()  # numbers of its jobs that were handed out
 
+    @abstractmethod
     def _counting_assignment(self, job: Any) -> Numbered:
-        raise NotImplementedError
+        """A job of an evaluation, as the pool takes it."""
 
-    def _trained(self, work: Work[Worker]) -> Iterator[Any]:
+    def _trained(self, work: Work[Worker]) -> Generator[Any, None, None]:
         """The answers in cohort order, while the workers are kept busy."""
         pool, position = self._pool, 0
         given: dict[int, int] = {}  # position -> number of the job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +34,12 @@ class DistantState(Mapping[str, Tensor]):
 
     def __bool__(self) -> bool:
         return True
+
+    def keys(self) -> KeysView[str]:  # these fetch once, not once per tensor
+        return self.fetch().keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        return self.fetch().values()
 
     def items(self) -> ItemsView[str, Tensor]:
         return self.fetch().items()

@@ -192,6 +192,8 @@ def _train(
     """Train a plan from its start, or from the state of the run in `path` whose config is `original`."""
     for note in plan.federation.data.notes:
         notes(note)
+    if (cluster := plan.federation.cluster) is not None and cluster.address is None:
+        notes("starting a Ray cluster on this machine, which takes some seconds")
     if path is None:
         return execute(plan, None, watch, notes, until)
     facts, attempts = _facts(plan, device, data_dir), Counter[int]()
@@ -214,7 +216,7 @@ def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
     return {
         **environment(device),
         "workers": plan.federation.workers,
-        "engine": plan.federation.engine_name,
+        "engine": "ray" if plan.federation.cluster else "local",
         "config_folder": str(plan.config.folder.resolve()),
         "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().resolve()),
         "data_notes": list(plan.federation.data.notes),

@@ -7,12 +7,12 @@ room, or no node sees the folder, the clients of a run are trained on the cluste
 from __future__ import annotations
 
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedadc.cluster.actor import NodeFacts
+from fedadc.cluster.admission import Admission
 from fedadc.cluster.connection import Connection, Node, import_ray, on_node
 from fedadc.cluster.processes import NodeProcess
 from fedadc.cluster.settings import RayCluster
@@ -49,7 +49,7 @@ class ClusterNodes:
         self._cluster, self._connection = cluster, Connection(cluster)
         self._whole: dict[str, Node] = {}  # nodes for whole runs
         self._running: list[NodeProcess] = []
-        self._avoided_until: dict[str, float] = {}  # nodes on which a process was lost
+        self._admission = Admission(cluster)
         try:
             self._connection.open()
             nodes = self._connection.nodes()
@@ -83,11 +83,8 @@ class ClusterNodes:
                 self._judge(node, sight, folder, notes)
 
     def _judge(self, node: Node, sight: _Sight, folder: Path, notes: Notes) -> None:
-        different = sight.facts.differences(NodeFacts.here())
-        if different and self._cluster.other_nodes != "use":
-            problem = f"node {node} has {', '.join(different)}"
-            require(self._cluster.other_nodes == "leave out", f"{problem}: results could have other bits.", WorkersLost)
-            notes(f"{problem}; it is left out")
+        if problem := self._admission.problem(node, sight.facts):
+            notes(problem)
         elif not (sight.sees_runs and sight.sees_data):
             missing = f"the folder {folder}" if not sight.sees_runs else "the folder of the data"
             notes(f"node {node} does not see {missing}; it trains clients, not whole runs")
@@ -114,8 +111,8 @@ class ClusterNodes:
         busy = Counter(run.node.id for run in self._running)
         room = {
             node.id: min(node.room(self._cluster) - busy[node.id], node.free_room(self._cluster))
-            for node in self._connection.nodes()
-            if node.id in self._whole and self._avoided_until.get(node.id, 0.0) < time.monotonic()
+            for node in self._admission.usable(self._connection.nodes())
+            if node.id in self._whole
         }
         best = max(room, key=lambda id: room[id], default=None)
         return self._whole[best] if best is not None and room[best] > 0 else None
@@ -123,8 +120,8 @@ class ClusterNodes:
     def release(self, process: RunProcess) -> None:
         if isinstance(process, NodeProcess):
             self._running.remove(process)
-            if process.lost:  # Ray needs some seconds to know that a node is dead
-                self._avoided_until[process.node.id] = time.monotonic() + self._cluster.patience
+            if process.lost:
+                self._admission.avoid(process.node)
 
     def close(self) -> None:
         self._connection.close()

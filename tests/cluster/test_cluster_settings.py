@@ -119,7 +119,10 @@ BAD_OPTIONS = [
     (["--engine", "ray", "--ray", "patience=soon"], 2, "--ray: patience must be a number, not 'soon'."),
     (["--engine", "ray", "--ray", "patience"], 2, "--ray must be KEY=VALUE, such as gpus_per_worker=0.5"),
     (["--engine", "ray", "--workers", "0.5"], 2, "--workers must be auto or a number from 1 to 512 on a cluster"),
-    (["--engine", "ray", "--ray-address", "nonsense"], 2, "address must be auto or HOST:PORT"),
+    (["--engine", "ray", "--workers", "0"], 2, "--workers must be auto or a number from 1 to 512 on a cluster"),
+    (["--engine", "ray", "--ray-address", "nonsense"], 2, "--ray-address must be auto or HOST:PORT of the head"),
+    (["--engine", "ray", "--ray-address", "ray://10.0.0.1:10001"], 2, "--ray-address must be auto or HOST:PORT of the"),
+    (["--engine", "ray", "--ray-address", "[::1]:1"], 6, "no Ray cluster answers at the address [::1]:1."),
     (["--engine", "ray", "--ray-address", "127.0.0.1:1"], 6, "no Ray cluster answers at the address 127.0.0.1:1."),
 ]
 
