@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,11 @@ from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
+
+
+def slow(*values: Any) -> Any:
+    """A case of a parametrized test that `make test-slow` runs; the others suffice for the suite."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def small_federation(seed: int = 0, clients: int = 6, features: int = 5, classes: int = 4) -> Dataset:

@@ -19,6 +19,7 @@ TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(7), 
 RECORDS: list[dict[str, Any]] = [{"round": t, "loss": 0.5, "seconds": 0.1 * t, "cohort": [t, 3]} for t in (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_renamed_purpose_of_random_numbers_is_found_and_equal_copies_are_equal(tmp_path: Path) -> None:
     assert same_as.self_test(tmp_path, ["batches"]) == []
 

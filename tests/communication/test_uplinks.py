@@ -103,7 +103,7 @@ def test_eight_bits_are_one_of_the_two_levels_around_an_entry(delta: torch.Tenso
 def test_eight_bits_are_right_on_average() -> None:
     """The mean over many draws lies within 4.5 standard errors of every entry (Bernoulli, known variance)."""
     delta = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    uplink, many = EightBit(block=64), 20_000
+    uplink, many = EightBit(block=64), 5_000
     reads = [uplink.decode(uplink.encode(delta, {}, generator(0, "uplink", n))[0], 200) for n in range(many)]
     mean = torch.stack(reads).mean(dim=0)
     step = torch.cat([torch.full((len(b),), float(b.abs().max()) / 127) for b in delta.split(64)])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import small_federation
+from conftest import slow, small_federation
 from family import alive, descendants, eventually, linux
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nobody(long_run: tuple[subprocess.Popen[
 
 
 @linux
-@pytest.mark.parametrize("seconds", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("seconds", [slow(0.0), 0.4, slow(0.8)])
 def test_ctrl_c_during_the_start_is_as_quiet(seconds: float, tmp_path: Path) -> None:
     """While torch is being imported here and in the server of the workers."""
     config = tmp_path / "fedadc.yaml"
@@ -176,6 +176,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     assert "could not start" in last and 'must do so under `if __name__ == "__main__":`' in last
 
 
+@pytest.mark.slow
 def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
     """As in a notebook, whose classes no other process can import."""
     nameless = "import sys\ndel sys.modules['__main__'].__file__\n"
@@ -184,7 +185,7 @@ def test_what_a_worker_cannot_find_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1 and "cannot load the model, the method or the objective (Can't get" in done.stderr
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [slow("0"), "2"])
 def test_the_command_line_says_in_which_round_and_by_which_client(workers: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import fedadc\nclass Bad(fedadc.methods.FedAvg):\n  def step(self, theta, grad, local): return None\n"

@@ -189,7 +189,7 @@ def test_dittos_own_models_converge_between_the_clients_optimum_and_the_global_m
     lam: float, weight_decay: float
 ) -> None:
     """v_k minimizes f_k + lam/2 |v - theta|²: (A_k + lam I) v_k = B_k + lam theta, theta being FedAvg's limit."""
-    state = trained_on_quadratics(Ditto(lam=lam), weight_decay, CLIENTS, STEPS, rounds=400)
+    state = trained_on_quadratics(Ditto(lam=lam), weight_decay, CLIENTS, STEPS, rounds=250 if lam else 400)
     theta = fixed_point(weight_decay, STEPS)
     assert distance(state.theta.numpy(), theta) < 1e-10
     weights, bias = theta[:-CLASSES].reshape(CLASSES, FEATURES), theta[-CLASSES:]

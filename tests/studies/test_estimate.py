@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conftest import slow
 from fedadc.config.build import complete, load_data, prepare
 from fedadc.config.settings import Config
 from fedadc.data import DATASETS
@@ -282,7 +283,7 @@ def marked(mark: str) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), slow(signal.SIGTERM), signal.SIGKILL], ids=lambda s: s.name)
 def test_a_signal_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     started, mark = tmp_path / "started", f"FEDADC_TEST_{uuid.uuid4().hex}"
     (tmp_path / "own.py").write_text(FOREVER.format(started=str(started)))

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import fedadc
+from conftest import slow
 from fedadc.errors import FedadcError
 from fedadc.runs.record import is_finished, read_run
 from fedadc.studies.progress import PaceLearner, remaining
@@ -239,9 +240,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 @LINUX
 @pytest.mark.parametrize(
     ("number", "code", "to_group"),
-    [(signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True), (signal.SIGINT, 130, True), (signal.SIGHUP, 129, True),
-     (signal.SIGKILL, -9, False),
-     *(pytest.param(*rest, False, marks=pytest.mark.slow) for rest in ((signal.SIGINT, 130), (signal.SIGQUIT, -3)))],
+    [(signal.SIGTERM, 143, False), slow(signal.SIGTERM, 143, True), (signal.SIGINT, 130, True),
+     slow(signal.SIGHUP, 129, True), (signal.SIGKILL, -9, False), slow(signal.SIGINT, 130, False),
+     slow(signal.SIGQUIT, -3, False)],
 )  # fmt: skip
 def test_a_signal_ends_an_experiment_within_seconds(tmp_path: Path, number: int, code: int, to_group: bool) -> None:
     with long_experiment(tmp_path) as process:
@@ -266,7 +267,7 @@ def test_a_signal_ends_an_experiment_within_seconds(tmp_path: Path, number: int,
 
 
 @LINUX
-@pytest.mark.parametrize("server_dies", [False, True])
+@pytest.mark.parametrize("server_dies", [slow(False), True])
 def test_no_process_is_left_when_the_command_has_ended_even_if_saving_is_slow(
     tmp_path: Path, server_dies: bool
 ) -> None:

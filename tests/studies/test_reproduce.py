@@ -98,6 +98,7 @@ def test_a_setting_is_chosen_by_validation_data_and_the_result_is_trained_on_all
     assert again.seconds == 0 and again.rows == result.rows  # nothing was trained again
 
 
+@pytest.mark.slow
 def test_a_calibration_follows_the_training_of_figure_7(tmp_path: Path) -> None:
     result = reproduce("fig7", scale=TINY, out=tmp_path)
     (row,) = result.rows
@@ -110,6 +111,7 @@ def test_a_calibration_follows_the_training_of_figure_7(tmp_path: Path) -> None:
     assert [file.stat().st_mtime_ns for file in summaries] == before
 
 
+@pytest.mark.slow
 def test_overlap_hides_the_download_of_the_momentum(tmp_path: Path) -> None:
     longer = {name: {**changes, "rounds": 30} for name, changes in TINY.changes.items()}
     result = reproduce("overlap", scale=replace(TINY, changes=longer), out=tmp_path)
@@ -128,6 +130,7 @@ def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path) -> None:
     assert {row.problem for row in tuned.rows} == {"1 not run"} and not (tmp_path / "tuning").exists()
 
 
+@pytest.mark.slow
 def test_finished_runs_are_in_the_result_whatever_the_budget_is(tmp_path: Path) -> None:
     whole = reproduce("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", seeds=range(1))
     again = reproduce("fig1-s2", scale=TINY, out=tmp_path, only="FedAvg", seeds=range(1), budget=1e-9)

@@ -151,13 +151,13 @@ def killed_often(place: Path, words: list[str], out: Path, kills: int) -> int:
 def test_a_killed_and_resumed_sweep_repeats_an_uninterrupted_one(tmp_path: Path) -> None:
     """With pruning; the one with two runs at once, the other with one, and killed."""
     config = written(tmp_path)
-    settings: dict[str, Any] = {"sampler": "random", "pruner": "hyperband", "rungs": [1], "trials": 6, "batch": 3}
+    settings: dict[str, Any] = {"sampler": "random", "pruner": "hyperband", "rungs": [1], "trials": 4, "batch": 2}
     whole = fedadc.sweep(config, parse_searches(SEARCH), out=tmp_path / "whole", jobs=2, **settings)
-    options = ("--sampler", "random", "--pruner", "hyperband", "--rungs", "1", "--trials", "6", "--batch", "3")
+    options = ("--sampler", "random", "--pruner", "hyperband", "--rungs", "1", "--trials", "4", "--batch", "2")
     assert killed_often(tmp_path, [*sweep_command("killed", *options), "--jobs", "1"], tmp_path / "killed", 2) == 2
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
     states = [trial.state for trial in whole.trials]
-    assert len(states) == 6 and "pruned" in states and "finished" in states and "running" not in states
+    assert len(states) == 4 and "pruned" in states and "finished" in states and "running" not in states
 
 
 @pytest.mark.slow

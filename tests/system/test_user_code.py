@@ -14,6 +14,7 @@ import yaml
 
 import fedadc
 from commands import Call, command, fine, refused
+from conftest import slow
 from fedadc.config.build import prepare
 from fedadc.errors import FedadcError
 from fedadc.runs.record import load_config
@@ -60,7 +61,7 @@ def test_only_a_plain_name_of_a_file_of_the_folder_is_loaded(tmp_path: Path, nam
     assert not trace(tmp_path) and not trace(folder / "sub")
 
 
-@pytest.mark.parametrize("name", ["os:system", "subprocess:getoutput", "os:popen"])
+@pytest.mark.parametrize("name", ["os:system", slow("subprocess:getoutput"), slow("os:popen")])
 def test_no_shell_command_runs(tmp_path: Path, name: str) -> None:
     """The attack of the issue, in a real process."""
     data = {"name": name, "command": "touch hacked", "cmd": "touch hacked", "clients": 2}
@@ -291,7 +292,7 @@ def test_commands_that_load_say_what(call: Call, tmp_path: Path) -> None:
     assert "method" not in answer.err and "selection" not in answer.err
 
 
-@pytest.mark.parametrize("words", [["run", "c.yaml", "--workers", "2"], ["experiment", "e.yaml"]])
+@pytest.mark.parametrize("words", [slow(["run", "c.yaml", "--workers", "2"]), ["experiment", "e.yaml"]])
 def test_files_of_the_current_folder_are_not_imported_by_any_process(words: list[str], tmp_path: Path) -> None:
     """A stranger's folder may have files with names of modules that Python or fedadc import when a process starts."""
     launcher, folder = tmp_path / "bin/launcher", tmp_path / "folder"  # as the installed command `fedadc` is started
