@@ -59,7 +59,7 @@ def _show(reports: Sequence[NodeReport]) -> None:
     table = Table(title="Ray cluster", title_justify="left", caption=caption, caption_justify="left")
     for heading in ("node", "CPUs", "GPUs", "store", "workers", "call", "MB/s", "bits"):
         left = heading in ("node", "bits")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "bits")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold")
     for report in reports:
         node = report.node
         call = f"{report.milliseconds:.1f} ms" if report.facts else "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -93,6 +94,18 @@ def import_ray() -> Any:
     return ray
 
 
+def _private(name: str) -> Any:
+    """A function of Ray that has no public name, which another version of Ray may lack."""
+    ray = import_ray()
+    module, _, function = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(f"ray.{module}"), function)
+    except (ImportError, AttributeError):
+        raise FedadcError(
+            f"fedadc does not work with Ray {ray.__version__}, which lacks {name}; 2.55.1 to 2.60.0 were tried."
+        ) from None
+
+
 def on_node(id: str) -> Any:
     """Where Ray is to start a worker or a task: on this node and nowhere else."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -133,15 +146,15 @@ class Session:
 
     def _connect(self, ray: Any, address: str) -> None:
         reachable = _running_cluster() if address == "auto" else _reachable(address)
-        _require_ray_at(ray, reachable)
+        _require_ray_at(reachable)
         try:
-            with environment_set({"RAY_BACKEND_LOG_LEVEL": "error"}):  # it would print about lost nodes
-                ray.init(address=reachable, runtime_env={"env_vars": self._environment()}, **OPTIONS)
+            ray.init(address=reachable, runtime_env={"env_vars": self._environment()}, **OPTIONS)
         except Exception as error:
             raise WorkersLost(
                 f"no Ray cluster was found at the address {address} ({one_line(error):.300}); start one with "
                 "`ray start --head`, or leave out the address."
             ) from error
+        log.info("connected to the Ray cluster at %s", reachable)
 
     @staticmethod
     def _environment() -> dict[str, str]:
@@ -200,7 +213,8 @@ class Connection:
         address, until = ray.get_runtime_context().gcs_address, time.monotonic() + HEAD_SILENCE
         while not is_reachable(address, CONNECT) and time.monotonic() < until:
             time.sleep(0.5)
-        found = within(until - time.monotonic(), lambda: (ray.nodes(), _free_resources(ray)))
+        free_resources = _private("_private.state.available_resources_per_node")
+        found = within(until - time.monotonic(), lambda: (ray.nodes(), free_resources()))
         self.session.head_lost = found is None
         if found is None:
             raise WorkersLost(f"the head of the Ray cluster at {address} is lost.")
@@ -229,12 +243,6 @@ class _LocalCluster:
         self._reaper.stdin.close()  # it ends what is left, and deletes the folder
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(10)
-
-
-def _free_resources(ray: Any) -> dict[str, dict[str, float]]:
-    """What is free on every node, by its id."""
-    found: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
-    return found
 
 
 def within(seconds: float, call: Callable[[], Result]) -> Result | None:
@@ -272,10 +280,11 @@ def _reachable(address: str) -> str:
     return address
 
 
-def _require_ray_at(ray: Any, address: str) -> None:
+def _require_ray_at(address: str) -> None:
     """Ask the process at an address who it is: if it is not Ray, Ray would ask it without end."""
+    client = _private("_raylet.GcsClient")
     try:
-        answer = within(ANSWER, lambda: ray._raylet.GcsClient(address=address).cluster_id)
+        answer = within(ANSWER, lambda: client(address=address).cluster_id)
     except Exception as error:
         raise WorkersLost(f"no Ray cluster answers at the address {address} ({one_line(error):.200}).") from error
     require(answer is not None, f"what answers at the address {address} is no Ray cluster.", WorkersLost)
@@ -283,11 +292,9 @@ def _require_ray_at(ray: Any, address: str) -> None:
 
 def _running_cluster() -> str:
     """The address of the cluster to which this machine belongs. Ray would also try one that has died, without end."""
-    from ray._private import services, utils
-
-    find: Any = services.find_gcs_addresses
+    remembered, find = _private("_private.utils.read_ray_address"), _private("_private.services.find_gcs_addresses")
     given = os.environ.get("RAY_ADDRESS")
-    found = [given] if given else [utils.read_ray_address(), *find()]
+    found = [given] if given else [remembered(), *find()]
     for address in filter(None, found):
         if is_reachable(address, CONNECT):
             return str(address)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from fedadc.cluster.connection import Node, import_ray, on_node
@@ -21,7 +22,9 @@ START = 60.0  # seconds
 class ProcessActor:
     """Starts a process on its node, and hands on its messages. The process ends with the actor."""
 
-    def start(self, target: Callable[[Connection, Any], None], argument: Any) -> None:
+    def start(self, target: Callable[[Connection, Any], None], argument: Any, folder: str) -> None:
+        with suppress(OSError):  # this node may not have the current folder of the process that wants the messages
+            os.chdir(folder)
         self._pipe, theirs = context().Pipe()
         self._process = context().Process(target=target, args=(theirs, argument))  # type: ignore[attr-defined]
         self._process.start()
@@ -59,7 +62,7 @@ class NodeProcess:
             num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=2,
             scheduling_strategy=on_node(node.id),
         )(ProcessActor).remote()  # fmt: skip
-        started = self._actor.start.remote(target, argument)
+        started = self._actor.start.remote(target, argument, str(Path.cwd()))
         self.pipe, theirs = context().Pipe(duplex=False)
         self._relay = threading.Thread(target=self._hand_on, args=(theirs, started), daemon=True)
         self._relay.start()

@@ -95,7 +95,11 @@ class ClusterNodes:
         share = self._places // at_once
         node = self._freest_node()
         if node is not None and not (is_long and share > 1):
-            cluster = self._cluster
+            cluster, data_dir = self._cluster, request.data_dir
+            request = replace(  # a node has another current folder
+                request, folder=request.folder.resolve(), out=request.out.resolve(),
+                data_dir=None if data_dir is None else data_dir.expanduser().resolve(),
+            )  # fmt: skip
             process = NodeProcess(
                 node, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.patience, train_run, request
             )

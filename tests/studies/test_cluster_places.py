@@ -88,8 +88,9 @@ def test_the_clients_of_a_long_run_are_spread(tmp_path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_runs_and_the_same_command_goes_on(number: signal.Signals, tmp_path: Path) -> None:
-    base = {**CONFIG, "rounds": 400, "data": {**CONFIG["data"], "validation": 0.2}}
-    file = {"title": "study", "base": base, "seeds": [0, 1, 2], "runs": {"one": {"grid": {"local.lr": [0.1]}}}}
+    base = {**CONFIG, "rounds": 200, "data": {**CONFIG["data"], "validation": 0.2}}
+    runs = {"one": {"grid": {"local.lr": [0.1]}}}
+    file = {"title": "study", "base": base, "seeds": [0, 1, 2], "runs": runs, "equal_budgets": False}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(file))
     with small_cluster(2) as cluster:
         words = ["experiment", "study.yaml", "--engine", "ray", "--ray-address", cluster.address, "--out", "study"]
@@ -97,7 +98,8 @@ def test_a_signal_ends_all_runs_and_the_same_command_goes_on(number: signal.Sign
             [sys.executable, "-m", "fedadc", *words], cwd=tmp_path, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        eventually(lambda: len(list(tmp_path.glob("study/**/checkpoints/round-*.json"))) >= 2, 120)
+        checkpoints = "study/**/checkpoints/round-*.json"
+        eventually(lambda: study.poll() is not None or len(list(tmp_path.glob(checkpoints))) >= 2, 120)
         os.killpg(study.pid, number) if number == signal.SIGINT else os.kill(study.pid, number)
         assert study.wait(40) == (130 if number == signal.SIGINT else -9)
         eventually(lambda: not ray_workers("ProcessActor") and not _trainers(tmp_path), 30)
