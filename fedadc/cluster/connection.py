@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import logging
 import math
 import os
@@ -97,10 +97,9 @@ def import_ray() -> Any:
 def _private(name: str) -> Any:
     """A function of Ray that has no public name, which another version of Ray may lack."""
     ray = import_ray()
-    module, _, function = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(f"ray.{module}"), function)
-    except (ImportError, AttributeError):
+        return functools.reduce(getattr, name.split("."), ray)
+    except AttributeError:
         raise FedadcError(
             f"fedadc does not work with Ray {ray.__version__}, which lacks {name}; 2.55.1 to 2.60.0 were tried."
         ) from None
