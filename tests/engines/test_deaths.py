@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import small_federation
+from conftest import slow, small_federation
 from family import eventually, linux, workers_alive
 from fedadc.config.build import prepare
 from fedadc.engines.pool import MOST_DEATHS
@@ -77,7 +77,7 @@ class KillsItsWorkerOnceWithAState(KillsItsWorkerOnce, FedDyn):
 
 
 @pytest.mark.parametrize(("method", "same"), [(KillsItsWorkerOnce, FedAvg()), (KillsItsWorkerOnceWithAState, FedDyn())])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [slow(1), 3])
 def test_clients_of_a_killed_worker_run_again(
     method: Any, same: Method, workers: int, tmp_path: Path, caplog: Any
 ) -> None:

@@ -141,6 +141,7 @@ def test_finished_runs_are_in_the_result_whatever_the_budget_is(tmp_path: Path) 
     assert [(cost.runs, cost.fit) for cost in costs] == [(6, 6), (2, 2)]
 
 
+@pytest.mark.slow
 def test_a_budget_is_for_whole_rows_the_most_important_first(tmp_path: Path) -> None:
     """A grid of which only a part fits would be of no use, and results come before the tuning of other rows."""
     study = _Study(plan_of("fig1-s2", TINY, range(2)), tmp_path, jobs=1, deadline=time.monotonic() + 1000)
