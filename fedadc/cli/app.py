@@ -11,6 +11,7 @@ import traceback
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedadc.cli import configs, data, doctor, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
@@ -26,12 +27,22 @@ EXIT_CODES = {
     "6": "worker processes lost; the last checkpoint is kept",
     "129, 130, 143": "ended by SIGHUP, Ctrl-C, SIGTERM; a run is saved first",
 }
-EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<15}{meaning}" for code, meaning in EXIT_CODES.items())
+
+
+class _Group(TyperGroup):
+    """Shows the exit codes below the help; versions of Typer differ in how they break the lines of an epilog."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        typer.echo(" Exit codes:")
+        for code, meaning in EXIT_CODES.items():
+            typer.echo(f"   {code:<15}{meaning}")
+
 
 app = typer.Typer(
     name="fedadc",
     help="Federated learning with FedADC: train models, compare runs, inspect data.",
-    epilog=EPILOG,
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

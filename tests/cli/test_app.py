@@ -474,7 +474,7 @@ def test_the_demo_shows_what_the_paper_claims(tmp_path: Path) -> None:
     ("words", "fragment"),
     [
         (("list", "method"), "did you mean 'methods'?"),
-        (("run",), "Missing argument 'config'"),
+        (("run",), "Missing argument"),
         (("run", "small.yaml", "--seed", "abc"), "--seed"),
         (("list",), "see `fedadc list --help`."),
         (("data", "get"), "see `fedadc data get --help`."),
