@@ -57,14 +57,13 @@ def _show(reports: Sequence[NodeReport]) -> None:
         f"here: fedadc {here.fedadc}, torch {here.torch}, {here.machine} with {here.cpu}, MKL_CBWR {here.mkl_cbwr}"
     )
     table = Table(title="Ray cluster", title_justify="left", caption=caption, caption_justify="left")
-    for heading in ("node", "CPUs", "GPUs", "store", "workers", "call", "MB/s", "bits"):
-        left = heading in ("node", "bits")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for heading in ("node", "CPUs", "GPUs", "GB", "workers", "ms", "MB/s", "bits"):
+        table.add_column(heading, justify="left" if heading in ("node", "bits") else "right")
     for report in reports:
         node = report.node
-        call = f"{report.milliseconds:.1f} ms" if report.facts else "-"
+        call = f"{report.milliseconds:.1f}" if report.facts else "-"
         rate = f"{report.megabytes_per_second:.0f}" if report.megabytes_per_second else "-"
-        store, bits = f"{node.memory / 1e9:.1f} GB", ", ".join(report.problems) or "as here"
+        store, bits = f"{node.memory / 1e9:.1f}", ", ".join(report.problems) or "as here"
         table.add_row(str(node), f"{node.cpus:g}", f"{node.gpus:g}", store, str(report.workers), call, rate, bits)
     out.print(table)
 

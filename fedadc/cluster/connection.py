@@ -70,9 +70,9 @@ class Node:
         """How many workers fit on it."""
         return _fitting(self.cpus, self.gpus, settings)
 
-    def free_room(self, settings: RayCluster) -> int:
-        """How many workers fit on it now."""
-        return _fitting(self.free_cpus, self.free_gpus, settings)
+    def free_room(self, settings: RayCluster, ours: int) -> int:
+        """How many more fit on it now, beside so many of ours and what other programs have there."""
+        return min(self.room(settings) - ours, _fitting(self.free_cpus, self.free_gpus, settings))
 
 
 def _fitting(cpus: float, gpus: float, settings: RayCluster) -> int:

@@ -168,7 +168,7 @@ class ActorPool:
         """The node of every worker that can be started: always the one with the most room, so that loads are equal."""
         settings, busy = self._settings, Counter(worker.node.id for worker in self._workers)
         nodes = self._admission.usable(nodes)
-        room = {node: min(node.room(settings) - busy[node.id], node.free_room(settings)) for node in nodes}
+        room = {node: node.free_room(settings, busy[node.id]) for node in nodes}
         chosen: list[Node] = []
         for _ in range(settings.most_workers - len(self._workers)):
             node = max(room, key=lambda node: room[node], default=None)

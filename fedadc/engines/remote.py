@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.models.vectors import State
 from fedadc.training.aggregate import PartialSum, received
@@ -13,7 +13,6 @@ from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.training.wire import Wire
 
-log = logging.getLogger("fedadc")
 Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes | None]]
 
 
@@ -27,7 +26,7 @@ class Remote:
 
     agreement: Agreement
     exchange: Exchange
-    _events: list[str] = field(default_factory=list)
+    _events: EventLog = field(default_factory=EventLog)
 
     def __post_init__(self) -> None:
         self._wire = Wire(self.agreement)
@@ -45,7 +44,7 @@ class Remote:
                 first = first or result.upload
                 part = self._read(result, task.weight, first)
             except FedadcError as error:
-                self._report(f"round {broadcast.round}, client {task.client}: {one_line(error)}; it is left out")
+                self._events.record(f"round {broadcast.round}, client {task.client}: {one_line(error)}; it is left out")
                 continue
             yield PartialSum(part.sum, [replace(part.reports[0], state=None if keeps_state else {})])
 
@@ -59,11 +58,6 @@ class Remote:
         except (RuntimeError, IndexError, ValueError) as error:  # such as positions outside the vector
             raise FedadcError(f"its upload cannot be read ({one_line(error)})") from error
 
-    def _report(self, event: str) -> None:
-        log.warning(event)
-        self._events.append(event)
-
     def take_events(self) -> tuple[str, ...]:
         """Events since the last call that a user should know."""
-        events, self._events = tuple(self._events), []
-        return events
+        return self._events.take()

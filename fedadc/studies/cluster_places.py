@@ -114,7 +114,7 @@ class ClusterNodes:
         """The node for the next whole run; None if all are occupied or lost."""
         busy = Counter(run.node.id for run in self._running)
         room = {
-            node.id: min(node.room(self._cluster) - busy[node.id], node.free_room(self._cluster))
+            node.id: node.free_room(self._cluster, busy[node.id])
             for node in self._admission.usable(self._connection.nodes())
             if node.id in self._whole
         }
