@@ -54,6 +54,7 @@ def _show(reports: Sequence[NodeReport]) -> None:
 
     here = NodeFacts.here()
     caption = (
+        "GB: object store; ms: one call; MB/s: from here to the node\n"
         f"here: fedadc {here.fedadc}, torch {here.torch}, {here.machine} with {here.cpu}, MKL_CBWR {here.mkl_cbwr}"
     )
     table = Table(title="Ray cluster", title_justify="left", caption=caption, caption_justify="left")
