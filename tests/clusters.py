@@ -49,6 +49,10 @@ class SmallCluster:
         (server,) = [p.process.pid for p in self._cluster.head_node.all_processes["gcs_server"]]
         os.kill(server, signal.SIGKILL)
 
+    def kill_all(self) -> None:
+        """All processes of Ray, as `ray stop` does on every node."""
+        self._cluster.shutdown()
+
     def end(self) -> None:
         import ray
 

@@ -105,7 +105,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         monkeypatch.setattr(sys, "argv", ["fedadc", *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
-            cli.main()
+            cli.run_command()
         code = caught.value.code
         return Answer(code if isinstance(code, int) else 0 if code is None else 1, *capsys.readouterr())
 

@@ -277,7 +277,18 @@ def test_only_the_command_line_prints_and_knows_its_libraries() -> None:
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
-    names = ("app", "configs", "data", "doctor", "options", "reproduction", "results", "studies", "training")
+    names = (
+        "app",
+        "configs",
+        "data",
+        "doctor",
+        "options",
+        "reproduction",
+        "results",
+        "studies",
+        "supervision",
+        "training",
+    )
     commands = {f"fedadc.cli.{name}" for name in names}
     light = {"fedadc", "fedadc.cli", "fedadc.errors", "fedadc.system", "fedadc.system.version"} | commands
     for module in light:

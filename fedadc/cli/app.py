@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 
 from fedadc.cli import configs, data, doctor, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
-from fedadc.errors import BUG, FedadcError, explained
+from fedadc.cli.supervision import NeedsSupervision, announce_orderly_end, begin, supervise
+from fedadc.errors import BUG, FedadcError, WorkersLost, explained
 
 EXIT_CODES = {
     "0": "done",
@@ -78,7 +79,13 @@ def _root(
 
 
 def main() -> None:
-    """The entry point: runs a command and ends with its exit code, which EXIT_CODES lists."""
+    """The entry point."""
+    begin()
+    run_command()
+
+
+def run_command() -> None:
+    """Run the command of sys.argv and end with its exit code, which EXIT_CODES lists."""
     logging.getLogger("fedadc").handlers[:] = [_Warnings(logging.WARNING)]
     from fedadc.system.processes import SAFE_PATH, environment_set
     from fedadc.system.signals import ignoring_signals, last_signal, stopping_on_signals
@@ -87,6 +94,8 @@ def main() -> None:
         with environment_set(SAFE_PATH), stopping_on_signals():
             code = _command().main(prog_name="fedadc", standalone_mode=False)
             sys.stdout.flush()  # here, so that a full disk is noticed
+    except NeedsSupervision:
+        sys.exit(_exit_code_of_child())
     except BrokenPipeError as error:  # the reader closed the pipe, e.g. `| head`
         code = _report(error) if getattr(error, "__notes__", None) else 0  # notes: it comes from a user's method
     except (KeyboardInterrupt, typer.Abort):
@@ -100,7 +109,15 @@ def main() -> None:
         name = signal.Signals(number).name
         _print_error("interrupted." if number == signal.SIGINT else f"terminated by {name}.")
     _drop_unwritable_output()
+    announce_orderly_end()
     sys.exit(code or 0)
+
+
+def _exit_code_of_child() -> int:
+    try:
+        return supervise()
+    except WorkersLost as error:
+        return _report(error)
 
 
 def _report(error: Exception) -> int:

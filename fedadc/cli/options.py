@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedadc.cli.supervision import require_supervision
+
 if TYPE_CHECKING:
     from fedadc.cluster.settings import RayCluster
 
@@ -31,7 +33,12 @@ WorkersPerGpu = Annotated[
     int, typer.Option(min=1, metavar="N", help="Workers per GPU with --workers auto and --device cuda.")
 ]
 Engine = Annotated[
-    str, typer.Option(metavar="local|ray", help="Where clients are trained: on this machine, or on a Ray cluster.")
+    str,
+    typer.Option(
+        metavar="local|ray",
+        callback=require_supervision,
+        help="Where clients are trained: on this machine, or on a Ray cluster.",
+    ),
 ]
 RayAddress = Annotated[
     str | None,
@@ -61,7 +68,11 @@ Trust = Annotated[
 
 
 def chosen_engine(
-    engine: str, address: str | None, settings: Sequence[str] | None, workers: str = "auto"
+    engine: str,
+    address: str | None,
+    settings: Sequence[str] | None,
+    workers: str = "auto",
+    workers_per_gpu: int = 1,
 ) -> RayCluster | None:
     """The cluster that the options of a command mean; None: this machine, with so many workers."""
     from fedadc.cluster.settings import RayCluster
@@ -72,6 +83,7 @@ def chosen_engine(
     if engine == "local":
         require(address is None and not settings, "--ray-address and --ray need --engine ray.")
         return None
+    require(workers_per_gpu == 1, "--workers-per-gpu is for --engine local; use e.g. --ray gpus_per_worker=0.5.")
     tree: dict[str, Any] = {}
     for setting in settings or ():
         require("=" in setting, f"--ray must be KEY=VALUE, such as gpus_per_worker=0.5, not {setting!r:.60}.")

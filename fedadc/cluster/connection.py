@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedadc.cluster.settings import RayCluster
+from fedadc.cluster.settings import NO_CLIENTS, RayCluster
 from fedadc.errors import FedadcError, WorkersLost, one_line, require
 from fedadc.system.determinism import MAX_WORKERS
 from fedadc.system.processes import KEEP_MEMORY, cores, environment_set
@@ -38,6 +38,7 @@ OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "
 LOCAL = {"RAY_worker_niceness": "0", "RAY_max_direct_call_object_size": str(8 * 2**20)}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ANSWER = 15.0  # seconds for the process at an address to say that it is the head of a Ray cluster
+HTTP2_SETTINGS = 4  # the type of a frame
 CONNECT = 5.0  # seconds to reach the head of a cluster
 SHUTDOWN = 10.0  # seconds to leave a cluster whose head is lost
 HEAD_SILENCE = 15.0  # seconds without the head, after which it is lost; Ray would abort this process after 60
@@ -112,6 +113,12 @@ def on_node(id: str) -> Any:
     return NodeAffinitySchedulingStrategy(id, soft=False)
 
 
+def task_on(node: Node, function: Callable[..., Any], **options: Any) -> Any:
+    """A function as Ray calls it on this node: at once, whatever is busy there, and once only."""
+    on = on_node(node.id)
+    return import_ray().remote(num_cpus=0, max_retries=0, scheduling_strategy=on, **options)(function)
+
+
 class Session:
     """The one connection to Ray that a process can have, which several federations may share."""
 
@@ -123,7 +130,7 @@ class Session:
         self._local: _LocalCluster | None = None
         ray = import_ray()
         if ray.is_initialized():  # by the user, who ends it too
-            self.is_ours = False
+            self.is_ours, self.address = False, ray.get_runtime_context().gcs_address
             return
         with kept_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,11 +196,13 @@ class Connection:
         session = Session.current
         if session is None:
             session = Session.current = Session(self.settings)
-        known = f"the Ray cluster {session.address or 'on this machine'}"
-        require(
-            not session.is_ours or session.address == self.settings.address,
-            f"this process is connected to {known}; close() the federations that use it before you use another one.",
-        )
+        wanted, known = self.settings.address, f"the Ray cluster {session.address or 'on this machine'}"
+        if session.is_ours:
+            fits, remedy = wanted == session.address, "close() the federations that use it before you use another one"
+        else:
+            fits = wanted in (None, "auto") or _is_same(wanted, session.address)
+            remedy = "call ray.shutdown() before you use another one"
+        require(fits, f"this process is connected to {known}; {remedy}.")
         session.users += 1
         self.session = session
 
@@ -273,14 +282,36 @@ def is_reachable(address: str, seconds: float) -> bool:
     return True
 
 
+def _is_same(first: str, second: str | None) -> bool:
+    """Whether two addresses are one; the host may be a name or a number."""
+    try:
+        one, other = ((socket.gethostbyname(a.rpartition(":")[0]), a.rpartition(":")[2]) for a in (first, str(second)))
+    except OSError:
+        return False
+    return one == other
+
+
 def _reachable(address: str) -> str:
     """The address, if a process answers there: Ray itself would try for a long time."""
     require(is_reachable(address, CONNECT), f"no Ray cluster answers at the address {address}.", WorkersLost)
     return address
 
 
+def _speaks_grpc(address: str) -> bool:
+    """Whether a server begins as gRPC does, with the settings of HTTP/2. About others, Ray would print lines."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, HTTP2_SETTINGS, 0, 0, 0, 0, 0]))
+            first = connection.recv(9, socket.MSG_WAITALL)
+    except OSError:
+        return False
+    return len(first) == 9 and first[3] == HTTP2_SETTINGS
+
+
 def _require_ray_at(address: str) -> None:
     """Ask the process at an address who it is: if it is not Ray, Ray would ask it without end."""
+    require(_speaks_grpc(address), f"what answers at the address {address} is no Ray cluster.", WorkersLost)
     client = _private("_raylet.GcsClient")
     try:
         answer = within(ANSWER, lambda: client(address=address).cluster_id)
@@ -292,7 +323,8 @@ def _require_ray_at(address: str) -> None:
 def _running_cluster() -> str:
     """The address of the cluster to which this machine belongs. Ray would also try one that has died, without end."""
     remembered, find = _private("_private.utils.read_ray_address"), _private("_private.services.find_gcs_addresses")
-    given = os.environ.get("RAY_ADDRESS")
+    given = os.environ.get("RAY_ADDRESS", "")
+    require(not given.startswith("ray://"), f"RAY_ADDRESS is {given:.60}: {NO_CLIENTS}")
     found = [given] if given else [remembered(), *find()]
     for address in filter(None, found):
         if is_reachable(address, CONNECT):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedadc.cluster.actor import NodeFacts
-from fedadc.cluster.connection import Connection, Node, import_ray, on_node
+from fedadc.cluster.connection import Connection, Node, import_ray, task_on
 from fedadc.cluster.settings import RayCluster
 
 PROBE = 8 * 2**20  # bytes that are sent to every node
@@ -25,7 +25,8 @@ class NodeReport:
     megabytes_per_second: float = 0.0  # to the node; 0: it is this machine's own
 
 
-def facts_of_node(_: Any = None) -> NodeFacts:
+def facts_of_node(sent: Any = None) -> NodeFacts:
+    """Runs on a node. What is sent to it is not used: only the time that it takes."""
     return NodeFacts.here()
 
 
@@ -34,11 +35,8 @@ def examine(settings: RayCluster) -> list[NodeReport]:
     connection = Connection(settings)
     try:
         connection.open()
-        ray, nodes = import_ray(), connection.nodes()
-        ask = {
-            node: ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node.id))(facts_of_node)
-            for node in nodes
-        }
+        nodes = connection.nodes()
+        ask = {node: task_on(node, facts_of_node) for node in nodes}
         first = {node: ask[node].remote() for node in nodes}  # starts processes, which import torch, all at once
         return [_examined(node, ask[node], first[node], settings) for node in nodes]
     finally:

@@ -5,6 +5,7 @@ Ray places and connects. What is lost is handed out again here, because Ray's ow
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter, deque
@@ -24,6 +25,7 @@ from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line, requir
 from fedadc.evaluation.metrics import EvaluationBatch
 from fedadc.models.vectors import DistantState, State
 
+log = logging.getLogger("fedadc")
 POLL = 1.0  # seconds after which a wait looks at the cluster again
 
 
@@ -124,9 +126,13 @@ class ActorPool:
         """
         ray, until = import_ray(), time.monotonic() + self._settings.patience
         nodes = self._look_around()
+        if not self._workers:
+            log.warning(
+                "%s; nodes may join within patience=%g seconds", self._too_small(nodes), self._settings.patience
+            )
         while not self._workers or (self._starting() and not self._is_checked):
             if time.monotonic() > until:
-                require(bool(self._workers), self._too_small(nodes), WorkersLost)
+                require(bool(self._workers), f"{self._too_small(nodes)}.", WorkersLost)
                 break
             if starting := self._starting():
                 for reference in ray.wait(list(starting), timeout=POLL)[0]:
@@ -134,6 +140,8 @@ class ActorPool:
             else:
                 time.sleep(POLL)
             nodes = self._look_around()
+        if not self._is_checked and self._settings.workers != "auto" and self.count < self._settings.most_workers:
+            self.events.record(f"the cluster has room for {self.count} of the {self._settings.workers} workers")
         self._is_checked = True
 
     def _look_around(self) -> list[Node]:
@@ -146,6 +154,10 @@ class ActorPool:
                 self._lose(worker, ConnectionError("its node is gone"))
             elif worker.starting is not None and now - worker.born > patience:
                 self._lose(worker, TimeoutError(f"it has not started within patience={patience:g} seconds"))
+        for node in nodes if self._seen else ():
+            if node.id not in self._seen:
+                self.events.record(f"node {node} has joined the cluster")
+        self._seen |= alive
         self._start_on(self._with_room(nodes))
         return nodes
 
@@ -159,9 +171,11 @@ class ActorPool:
         need = f"{self._settings.cpus_per_worker:g} CPUs and {self._settings.gpus_per_worker:g} GPUs"
         different = len(self._admission.left_out)
         left_out = f" ({different} are left out because they differ)" if different else ""
+        is_occupied = any(node.room(self._settings) for node in nodes)
+        occupied = "; another program, or a federation that is not closed, may have the rest" if is_occupied else ""
         return (
             f"no node of the Ray cluster has room for a worker, which needs {need}: {offered or 'there is none'}"
-            f"{left_out}; another program, or a federation that is not closed, may have the rest."
+            f"{left_out}{occupied}"
         )
 
     def _with_room(self, nodes: Sequence[Node]) -> list[Node]:
@@ -179,10 +193,6 @@ class ActorPool:
         return chosen
 
     def _start_on(self, chosen: Sequence[Node]) -> None:
-        new = {node.id: node for node in chosen if node.id not in self._seen}
-        for node in new.values() if self._seen else ():
-            self.events.record(f"node {node} has joined the cluster")
-        self._seen |= set(new)
         for event in self._supplies.provide(chosen):
             self.events.record(event)
         self._workers += [self._start(node) for node in chosen]

@@ -16,7 +16,6 @@ from fedadc.system.processes import context, manner_of_death
 from fedadc.system.signals import KILL
 
 LISTEN = 1.0  # seconds that a node waits for messages before it answers without any
-START = 60.0  # seconds
 
 
 class ProcessActor:
@@ -71,7 +70,7 @@ class NodeProcess:
         """Send all messages on, until the process has ended or is lost."""
         ray = import_ray()
         try:
-            ray.get(started, timeout=START + self._patience)
+            ray.get(started, timeout=self._patience)
             ended = False
             while not ended:
                 messages, ended, self.exitcode = ray.get(self._actor.listen.remote(), timeout=self._patience)

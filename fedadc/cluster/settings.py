@@ -16,6 +16,10 @@ from fedadc.system.determinism import MAX_WORKERS
 
 ADDRESS = re.compile(r"([^:/\s]+|\[[0-9a-fA-F:.%]+\]):[0-9]{1,5}")  # host or [IPv6 address], and port
 
+NO_CLIENTS = (
+    "addresses of Ray Client are not supported; start the command on a machine of the cluster, with the address auto."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster(Settings):
@@ -36,6 +40,7 @@ class RayCluster(Settings):
             self.load is None or callable(self.load),
             f"load must be a function that returns a Dataset, not {show(self.load)}.",
         )
+        require(self.address is None or not self.address.startswith("ray://"), f"address is ray://...: {NO_CLIENTS}")
         require(
             self.address is None or self.address == "auto" or ADDRESS.fullmatch(self.address) is not None,
             f"address must be auto or HOST:PORT of the head, as in 10.0.0.1:6379, not {self.address!r:.60}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedadc.cluster.connection import Node, import_ray, on_node
+from fedadc.cluster.connection import Node, import_ray, task_on
 from fedadc.cluster.node_data import checksum_of, read_on_node, sample_arrays
 from fedadc.data.dataset import Clients, Dataset
 from fedadc.engines.trainer import packed
@@ -54,9 +54,7 @@ class Supplies:
             return
         ray, expected = import_ray(), checksum_of(sample_arrays(self._data))
         reading = {
-            node: ray.remote(num_cpus=0, num_returns=2, max_retries=0, scheduling_strategy=on_node(node.id))(
-                read_on_node
-            ).remote(self._load, expected)
+            node: task_on(node, read_on_node, num_returns=2).remote(self._load, expected)
             for node in sorted(new, key=lambda node: node.address)
         }
         for node, (problem, samples) in reading.items():

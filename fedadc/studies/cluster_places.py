@@ -6,21 +6,26 @@ room, or no node sees the folder, the clients of a run are trained on the cluste
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedadc.cluster.actor import NodeFacts
 from fedadc.cluster.admission import Admission
-from fedadc.cluster.connection import Connection, Node, import_ray, on_node
+from fedadc.cluster.connection import Connection, Node, import_ray, task_on
 from fedadc.cluster.processes import NodeProcess
 from fedadc.cluster.settings import RayCluster
 from fedadc.errors import WorkersLost, require
+from fedadc.runs.layout import RAY_LOGS
 from fedadc.studies.places import LocalProcess, RunProcess
 from fedadc.studies.run_process import RunRequest, train_run
 from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
+
+LOOK = 5.0  # seconds after which the nodes are looked at again
 
 
 @dataclass(frozen=True)
@@ -42,57 +47,69 @@ def look(probe: Path, content: str, data_dir: Path | None) -> _Sight:
 
 
 class ClusterNodes:
-    """Room for one run per worker that fits on the nodes."""
+    """Room for one run per worker that fits on the nodes, also on those that join."""
 
     def __init__(self, cluster: RayCluster, device: str, folder: Path, data_dir: Path | None, notes: Notes) -> None:
         self.device = "cuda" if cluster.gpus_per_worker else device
-        self._cluster, self._connection = cluster, Connection(cluster)
-        self._whole: dict[str, Node] = {}  # nodes for whole runs
+        self._cluster, self._folder, self._notes = replace(cluster, logs=folder / RAY_LOGS), folder, notes
+        self._data_dir = None if data_dir is None else data_dir.expanduser().resolve()
+        self._connection = Connection(self._cluster)
+        self._known: set[str] = set()  # nodes that were looked at
+        self._whole: set[str] = set()  # those for whole runs
         self._running: list[NodeProcess] = []
         self._admission = Admission(cluster)
+        self._looked = -math.inf  # when the nodes were looked at last
         try:
             self._connection.open()
-            nodes = self._connection.nodes()
-            self._look_at(nodes, folder, None if data_dir is None else data_dir.expanduser().resolve(), notes)
+            require(self.room > 0, "no node of the Ray cluster has room for a worker.", WorkersLost)
         except BaseException:
             self._connection.close()
             raise
-        self._places = min(cluster.most_workers, sum(node.room(cluster) for node in nodes))
-        require(self._places > 0, "no node of the Ray cluster has room for a worker.", WorkersLost)
-        self.room = self._places if self._whole else min(self._places, 2 * cores())
 
-    def _look_at(self, nodes: list[Node], folder: Path, data_dir: Path | None, notes: Notes) -> None:
+    @property
+    def room(self) -> int:
+        if time.monotonic() - self._looked > LOOK:
+            self._looked = time.monotonic()
+            nodes = self._usable_nodes()
+            self._workers = min(self._cluster.most_workers, sum(node.room(self._cluster) for node in nodes))
+        return self._workers if self._whole else min(self._workers, 2 * cores())
+
+    def _usable_nodes(self) -> list[Node]:
+        nodes = self._connection.nodes()
+        self._look_at([node for node in nodes if node.id not in self._known])
+        return self._admission.usable(nodes)
+
+    def _look_at(self, nodes: list[Node]) -> None:
         """Find the nodes for whole runs: they see a file that is written here."""
+        if not nodes:
+            return
+        may_refuse = not self._known  # a node that joins later and differs is left out
+        self._known |= {node.id for node in nodes}
         ray = import_ray()
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".probe-") as probe:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".probe-") as probe:
             probe.write(probe.name)
             probe.flush()
-            asked = {
-                node: ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node.id))(look).remote(
-                    Path(probe.name), probe.name, data_dir
-                )
-                for node in nodes
-            }
+            asked = {node: task_on(node, look).remote(Path(probe.name), probe.name, self._data_dir) for node in nodes}
             for node, answer in asked.items():
                 try:
                     sight: _Sight = ray.get(answer, timeout=self._cluster.patience)
                 except ray.exceptions.RayError as error:
-                    notes(f"node {node} does not answer ({type(error).__name__}); it is not used for whole runs")
+                    self._notes(f"node {node} does not answer ({type(error).__name__}); it is not used for whole runs")
                     continue
-                self._judge(node, sight, folder, notes)
+                self._judge(node, sight, may_refuse)
 
-    def _judge(self, node: Node, sight: _Sight, folder: Path, notes: Notes) -> None:
-        if problem := self._admission.problem(node, sight.facts):
-            notes(problem)
+    def _judge(self, node: Node, sight: _Sight, may_refuse: bool) -> None:
+        if problem := self._admission.problem(node, sight.facts, may_refuse):
+            self._notes(problem)
         elif not (sight.sees_runs and sight.sees_data):
-            missing = f"the folder {folder}" if not sight.sees_runs else "the folder of the data"
-            notes(f"node {node} does not see {missing}; it trains clients, not whole runs")
+            missing = f"the folder {self._folder}" if not sight.sees_runs else "the folder of the data"
+            self._notes(f"node {node} does not see {missing}; it trains clients, not whole runs")
         else:
-            self._whole[node.id] = node
+            self._whole.add(node.id)
 
     def start(self, request: RunRequest, at_once: int, is_long: bool) -> RunProcess:
-        share = self._places // at_once
+        share = self._workers // at_once
         node = self._freest_node()
         if node is not None and not (is_long and share > 1):
             cluster, data_dir = self._cluster, request.data_dir
@@ -114,12 +131,12 @@ class ClusterNodes:
         """The node for the next whole run; None if all are occupied or lost."""
         busy = Counter(run.node.id for run in self._running)
         room = {
-            node.id: node.free_room(self._cluster, busy[node.id])
-            for node in self._admission.usable(self._connection.nodes())
+            node: node.free_room(self._cluster, busy[node.id])
+            for node in self._usable_nodes()
             if node.id in self._whole
         }
-        best = max(room, key=lambda id: room[id], default=None)
-        return self._whole[best] if best is not None and room[best] > 0 else None
+        best = max(room, key=lambda node: room[node], default=None)
+        return best if best is not None and room[best] > 0 else None
 
     def release(self, process: RunProcess) -> None:
         if isinstance(process, NodeProcess):

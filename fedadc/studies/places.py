@@ -35,8 +35,10 @@ class RunProcess(Protocol):
 class Places(Protocol):
     """Room for so many runs at once."""
 
-    room: int
     device: str
+
+    @property
+    def room(self) -> int: ...
 
     def start(self, request: RunRequest, at_once: int, is_long: bool) -> RunProcess:
         """Start to train a run, of which so many are trained at once. The clients of a long one may share cores."""

@@ -110,7 +110,7 @@ def train_jobs(
         require_may_start_processes()
         device = resolve_device(device)
         with closing(_places(cluster_of(engine), device, [job.path for job in todo], data_dir, notes)) as places:
-            queue = _Queue(todo, places, slots or places.room, data_dir, watch, notes, deadline)
+            queue = _Queue(todo, places, slots, data_dir, watch, notes, deadline)
             outcomes |= {outcome.job.path: outcome for outcome in queue.train()}
     return [outcomes[job.path] for job in jobs]
 
@@ -192,13 +192,13 @@ class _Queue:
         self,
         jobs: Sequence[Job],
         places: Places,
-        slots: int,
+        slots: int | None,
         data_dir: Path | None,
         watch: Watcher | None,
         notes: Notes,
         deadline: float,
     ) -> None:
-        self.jobs, self.places, self.slots, self.data_dir = jobs, places, slots, data_dir
+        self.jobs, self.places, self._asked, self.data_dir = jobs, places, slots, data_dir
         self.watch, self.notes, self.deadline = watch, notes, deadline
         self.outcomes: list[Outcome] = []
         self._waiting = deque((job, 1) for job in jobs)  # with the number of the attempt
@@ -206,6 +206,11 @@ class _Queue:
         self._pace = PaceLearner()
         self._before = {job.path: rounds_done(job.path) for job in jobs}  # of runs that are resumed
         self._last: tuple[str, dict[str, Any]] | None = None
+
+    @property
+    def slots(self) -> int:
+        """Runs that are trained at once; nodes of a cluster may join."""
+        return self._asked or max(1, self.places.room)
 
     def train(self) -> list[Outcome]:
         with stopping_on_signals():

@@ -9,8 +9,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import fedadc
 from clusters import SmallCluster, ray_workers, small_cluster
 from commands import command
 from family import eventually, linux
-from fedadc.cluster.connection import PREFIX
+from fedadc.cluster.connection import PREFIX, kept_signal_handlers
 from fedadc.cluster.doctor import examine
 from fedadc.cluster.reaper import processes_of
 from fedadc.cluster.settings import RayCluster
@@ -125,6 +127,27 @@ def test_a_lost_head_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     assert result_of(tmp_path / "there") == result_of(tmp_path / "here")
 
 
+@pytest.mark.parametrize("method", ["fedadc", "scaffold"])
+def test_ray_that_dies_on_the_machine_of_the_command_too(method: str, tmp_path: Path) -> None:
+    """Ray then ends the process that uses it; the last periodic checkpoint is left."""
+    config = {**CONFIG, "method": method, "model": LARGE, "rounds": 200}
+    run(config, out=tmp_path / "here")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    metrics = tmp_path / "there" / "metrics.jsonl"
+    with small_cluster(2) as doomed:
+        words = ["run", "config.yaml", "--out", "there", "--engine", "ray", "--ray-address", doomed.address]
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "fedadc", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 10, 90)
+        doomed.kill_all()
+        _, err = driver.communicate(timeout=60)
+    assert driver.returncode == 6 and err.splitlines()[-1].startswith("error: ") and "Traceback" not in err, err
+    assert "`fedadc resume there`" in err, err
+    fedadc.resume(tmp_path / "there")
+    assert result_of(tmp_path / "there") == result_of(tmp_path / "here")
+
+
 def test_a_killed_driver_is_resumed_on_another_cluster(cluster: SmallCluster, tmp_path: Path) -> None:
     config = {**CONFIG, "method": "scaffold", "model": LARGE, "rounds": 60}
     run(config, out=tmp_path / "here")
@@ -221,13 +244,49 @@ def test_federations_of_one_process_share_their_connection(cluster: SmallCluster
     first.close()
 
 
-def test_what_answers_at_an_address_may_be_no_ray(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "HTTP"])
+def test_what_answers_at_an_address_may_be_no_ray(first: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def answer_each() -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                listening.accept()[0].sendall(first)
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer_each, daemon=True).start()
         address, began = f"127.0.0.1:{listening.getsockname()[1]}", time.monotonic()
         answer = command("run", "config.yaml", "--engine", "ray", "--ray-address", address, cwd=tmp_path)
-    assert answer.code == 6 and f"{address} is no Ray cluster" in answer.err, answer
+        listening.shutdown(socket.SHUT_RDWR)
+    assert answer.code == 6 and answer.err == f"error: what answers at the address {address} is no Ray cluster.\n"
     assert time.monotonic() - began < 60
+
+
+def test_a_cluster_of_the_users_own_is_used_unless_the_address_is_another(cluster: SmallCluster) -> None:
+    import ray
+
+    with pytest.raises(FedadcError, match=r"address is ray://.*: addresses of Ray Client are not supported"):
+        RayCluster(address="ray://10.0.0.1:10001")
+    config = fedadc.load_config(CONFIG)
+    with kept_signal_handlers():
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        for address in (None, "auto", cluster.address):
+            federation = prepare(config, cluster=RayCluster(address=address)).federation
+            assert len(list(federation.rounds(1))) == 1
+            federation.close()
+            assert ray.is_initialized()
+        other = prepare(config, cluster=RayCluster(address="192.0.2.77:6379")).federation
+        with pytest.raises(FedadcError, match=rf"connected to the Ray cluster {cluster.address}; call ray.shutdown"):
+            list(other.rounds(1))
+    finally:
+        ray.shutdown()
+
+
+def test_fewer_workers_than_were_asked_for_are_an_event(cluster: SmallCluster, tmp_path: Path) -> None:
+    config = {**CONFIG, "rounds": 2}
+    run(config, out=tmp_path / "run", engine=RayCluster(address=cluster.address, workers=5))
+    assert events(tmp_path / "run") == ["the cluster has room for 2 of the 5 workers"]
 
 
 def test_a_gpu_that_torch_does_not_see_is_one_sentence(tmp_path: Path) -> None:

@@ -121,7 +121,12 @@ BAD_OPTIONS = [
     (["--engine", "ray", "--workers", "0.5"], 2, "--workers must be auto or a number from 1 to 512 on a cluster"),
     (["--engine", "ray", "--workers", "0"], 2, "--workers must be auto or a number from 1 to 512 on a cluster"),
     (["--engine", "ray", "--ray-address", "nonsense"], 2, "--ray-address must be auto or HOST:PORT of the head"),
-    (["--engine", "ray", "--ray-address", "ray://10.0.0.1:10001"], 2, "--ray-address must be auto or HOST:PORT of the"),
+    (
+        ["--engine", "ray", "--ray-address", "ray://10.0.0.1:10001"],
+        2,
+        "--ray-address is ray://...: addresses of Ray Client",
+    ),
+    (["--engine", "ray", "--workers-per-gpu", "2"], 2, "--workers-per-gpu is for --engine local; use e.g. --ray"),
     (["--engine", "ray", "--ray-address", "[::1]:1"], 6, "no Ray cluster answers at the address [::1]:1."),
     (["--engine", "ray", "--ray-address", "127.0.0.1:1"], 6, "no Ray cluster answers at the address 127.0.0.1:1."),
 ]
