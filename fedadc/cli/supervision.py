@@ -58,6 +58,8 @@ def supervise() -> int:
         environment = {**os.environ, SOCKET: str(theirs.fileno())}
         command = [sys.executable, *sys.orig_argv[1:]]
         children.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
+        for number in tuple(received):  # while it was started
+            children[0].send_signal(number)
         theirs.close()
         with ours.makefile("rb") as stream:
             words = stream.read().decode()  # until the child has ended

@@ -72,6 +72,31 @@ def test_whole_runs_go_to_nodes_and_are_resumed_elsewhere(tmp_path: Path, caplog
 
 @linux
 @pytest.mark.cluster
+def test_a_node_that_joins_trains_whole_runs(tmp_path: Path) -> None:
+    with small_cluster(1) as cluster:
+        busiest = 0
+
+        def watch(progress: Progress) -> None:
+            nonlocal busiest
+            busiest = max(busiest, len(ray_workers("ProcessActor")))
+            if len(cluster.nodes) == 1 and any(run.round > 3 for run in progress.running):
+                assert busiest == 1
+                cluster.add_node()
+
+        engine = RayCluster(address=cluster.address)
+        outcomes = train_jobs(jobs(tmp_path / "runs", 4, 1.0, rounds=300), engine=engine, watch=watch)
+    assert [outcome.status for outcome in outcomes] == ["finished"] * 4 and busiest == 2
+
+
+@linux
+@pytest.mark.cluster
+def test_the_logs_of_a_cluster_of_this_machine_are_kept(tmp_path: Path) -> None:
+    train_jobs(jobs(tmp_path / "runs", 1, 1.0, rounds=2), engine="ray")
+    assert list((tmp_path / "runs" / "ray-logs").glob("session_*/raylet.out"))
+
+
+@linux
+@pytest.mark.cluster
 def test_the_clients_of_a_long_run_are_spread(tmp_path: Path) -> None:
     run({**CONFIG, "seed": 0}, out=tmp_path / "here")
     seen: set[tuple[int, int]] = set()
