@@ -193,9 +193,7 @@ class Connection:
     def open(self) -> None:
         if self.session is not None:
             return
-        session = Session.current
-        if session is None:
-            session = Session.current = Session(self.settings)
+        session = Session.current or Session(self.settings)
         wanted, known = self.settings.address, f"the Ray cluster {session.address or 'on this machine'}"
         if session.is_ours:
             fits, remedy = wanted == session.address, "close() the federations that use it before you use another one"
@@ -204,7 +202,7 @@ class Connection:
             remedy = "call ray.shutdown() before you use another one"
         require(fits, f"this process is connected to {known}; {remedy}.")
         session.users += 1
-        self.session = session
+        self.session = Session.current = session
 
     def close(self) -> None:
         session, self.session = self.session, None
