@@ -83,6 +83,8 @@ def _fitting(cpus: float, gpus: float, settings: RayCluster) -> int:
 
 
 def import_ray() -> Any:
+    if ray := sys.modules.get("ray"):
+        return ray
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:
         with warnings.catch_warnings():

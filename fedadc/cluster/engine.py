@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from fedadc.cluster.actor import RoundJob
-from fedadc.cluster.arrays import Arrays, to_arrays, to_tensors
+from fedadc.cluster.arrays import Arrays, to_arrays, to_tensors, view
 from fedadc.cluster.connection import Connection, import_ray
 from fedadc.cluster.pool import ActorPool, CountJob, NodeJob, NodeState, NodeWorker, PlacedAnswer
 from fedadc.cluster.settings import RayCluster
@@ -107,7 +107,8 @@ class RayEngine(PooledEngine[NodeWorker]):
         return known[1]
 
     def _partial_sum(self, placed: PlacedAnswer) -> PartialSum:
-        total = to_tensors(placed.answer.sum, self.agreement.model.device)
+        device = self.agreement.model.device
+        total = {name: view(array).to(device) for name, array in placed.answer.sum.items()}  # which is only read
         size = placed.answer.state_bytes
         state: Any = {} if size is None else NodeState(placed.state, placed.node, size, self._fetched)
         if size is not None:
