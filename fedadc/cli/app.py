@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,13 @@ from typer.core import TyperGroup
 
 from fedadc.cli import configs, data, doctor, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
-from fedadc.cli.supervision import NeedsSupervision, announce_orderly_end, begin, supervise
+from fedadc.cli.supervision import (
+    NeedsSupervision,
+    accept_signals,
+    announce_exit,
+    connect_to_supervisor,
+    supervise,
+)
 from fedadc.errors import BUG, FedadcError, WorkersLost, explained
 
 EXIT_CODES = {
@@ -80,7 +87,8 @@ def _root(
 
 def main() -> None:
     """The entry point."""
-    begin()
+    _open_standard_streams()
+    connect_to_supervisor()
     run_command()
 
 
@@ -92,6 +100,7 @@ def run_command() -> None:
 
     try:
         with environment_set(SAFE_PATH), stopping_on_signals():
+            accept_signals()
             code = _command().main(prog_name="fedadc", standalone_mode=False)
             sys.stdout.flush()  # here, so that a full disk is noticed
     except NeedsSupervision:
@@ -109,14 +118,24 @@ def run_command() -> None:
         name = signal.Signals(number).name
         _print_error("interrupted." if number == signal.SIGINT else f"terminated by {name}.")
     _drop_unwritable_output()
-    announce_orderly_end()
+    announce_exit(code or 0)
     sys.exit(code or 0)
+
+
+def _open_standard_streams() -> None:
+    """Open those that were closed (`>&-`), so that no file gets their numbers; what is written to them is dropped."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _exit_code_of_child() -> int:
     try:
         return supervise()
-    except WorkersLost as error:
+    except (WorkersLost, OSError) as error:
         return _report(error)
 
 

@@ -1,24 +1,28 @@
 """Commands that use Ray run in a child process, and this process reports how it ended.
 
 If Ray dies on the machine of a program, it ends the program at once, with exit code 1 and without a word. The child
-sends a last message before an orderly end; without it, the parent explains what has happened.
+announces its exit code before it ends; if it does not, the parent explains what has happened.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fedadc.errors import WorkersLost
 
-SOCKET = "FEDADC_SUPERVISOR"  # the environment variable with the child's end of the connection
-ORDERLY_END = "\n"
+VARIABLE = "FEDADC_SUPERVISOR"  # of the environment: the child's end of the connection
 RAYS_EXIT_CODE = 1  # of a program on whose machine Ray has died
+MOST_WORDS = 1 << 16  # bytes of all messages of a child
 
 
 class NeedsSupervision(Exception):
@@ -26,13 +30,13 @@ class NeedsSupervision(Exception):
 
 
 class _Process:
-    may_have_child = False
-    to_parent: socket.socket | None = None  # if this is a child
+    may_supervise = False  # it was started for a command, and is no child
+    to_parent: socket.socket | None = None  # if it is a child
 
 
 def require_supervision(engine: str) -> str:
     """The callback of --engine."""
-    if engine == "ray" and _Process.may_have_child:
+    if engine == "ray" and _Process.may_supervise:
         raise NeedsSupervision
     return engine
 
@@ -42,7 +46,6 @@ def supervise() -> int:
     from fedadc.system.processes import manner_of_death
     from fedadc.system.signals import SIGNALS
 
-    ours, theirs = socket.socketpair()
     received: list[int] = []
     children: list[subprocess.Popen[bytes]] = []
 
@@ -54,35 +57,63 @@ def supervise() -> int:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, forward)
+    ours, theirs = socket.socketpair()
     with ours, theirs:
-        environment = {**os.environ, SOCKET: str(theirs.fileno())}
+        environment = {**os.environ, VARIABLE: str(theirs.fileno())}
         command = [sys.executable, *sys.orig_argv[1:]]
-        children.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
-        for number in tuple(received):  # while it was started
-            children[0].send_signal(number)
-        theirs.close()
-        with ours.makefile("rb") as stream:
-            words = stream.read().decode()  # until the child has ended
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the child accepts them when it can handle them
+        try:
+            children.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = children[0].wait()
-    if words.endswith(ORDERLY_END):
-        return code
-    if received:  # before the child could handle it
-        return 128 + received[-1]
-    if sys.stderr.isatty():
+        said = _read(ours)
+    if "exit" in said:
+        return int(said["exit"])
+    if sys.stderr is not None and sys.stderr.isatty():
         print("\x1b[?25h", file=sys.stderr)  # a progress bar hides the cursor
     cause = "Ray has died on this machine and has ended this command"
     if code not in (RAYS_EXIT_CODE, -signal.SIGABRT):
         cause = f"this command {manner_of_death(code)}"
-    raise WorkersLost(f"{cause}; {words or 'the same command'} goes on from the last checkpoint.")
+    elif received:
+        cause = f"this command was ended by {signal.Signals(received[-1]).name}"
+    raise WorkersLost(f"{cause}; {_advice(said.get('run'))}.")
 
 
-def begin() -> None:
-    """Called first by a process that was started for a command. The child ends when its parent does."""
-    number = os.environ.pop(SOCKET, None)
-    if number is None:
-        _Process.may_have_child = os.name == "posix"
+def _read(connection: socket.socket) -> dict[str, Any]:
+    """What the child has said. It has ended; a process that it has forked may still have its end of the connection."""
+    connection.setblocking(False)
+    try:
+        text = connection.recv(MOST_WORDS).decode()
+    except OSError:
+        return {}
+    said: dict[str, Any] = {}
+    for line in text.splitlines():
+        said |= json.loads(line)
+    return said
+
+
+def _advice(run: str | None) -> str:
+    from fedadc.runs.layout import CHECKPOINTS
+
+    if run is None:
+        return "the same command continues what was begun"
+    if any((Path(run) / CHECKPOINTS).glob("round-*")):
+        return f"`{shlex.join(['fedadc', 'resume', run, '--engine', 'ray'])}` continues from the last checkpoint"
+    return "there was no checkpoint yet, so start it again"
+
+
+def connect_to_supervisor() -> None:
+    """Called first by a process that was started for a command. A child ends when its parent does."""
+    number = os.environ.pop(VARIABLE, None)
+    try:
+        connection = None if number is None else socket.socket(fileno=int(number))
+    except (OSError, ValueError):  # not from a supervisor
+        connection = None
+    if connection is None:
+        _Process.may_supervise = os.name == "posix" and _is_command()
         return
-    connection = _Process.to_parent = socket.socket(fileno=int(number))
+    _Process.to_parent = connection
     connection.set_inheritable(False)
 
     def end_with_parent() -> None:
@@ -92,15 +123,30 @@ def begin() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def say_how_to_go_on(command: str) -> None:
-    """What the parent should advise if this process is ended."""
-    _send(f"`{command}`")
+def _is_command() -> bool:
+    """Whether this process is `fedadc ...` or `python -m fedadc ...`, and no program that calls our main function."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return (spec is not None and spec.name == "fedadc.__main__") or Path(sys.argv[0]).stem == "fedadc"
 
 
-def announce_orderly_end() -> None:
-    _send(ORDERLY_END)
+def accept_signals() -> None:
+    """A child can handle signals now; its parent has started it with signals blocked."""
+    from fedadc.system.signals import SIGNALS
 
-
-def _send(text: str) -> None:
     if _Process.to_parent is not None:
-        _Process.to_parent.sendall(text.encode())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def announce_run(out: Path) -> None:
+    """Tell the parent which run could be resumed."""
+    _send({"run": str(out)})
+
+
+def announce_exit(code: int) -> None:
+    _send({"exit": code})
+
+
+def _send(message: dict[str, Any]) -> None:
+    if _Process.to_parent is not None:
+        _Process.to_parent.sendall(f"{json.dumps(message)}\n".encode())

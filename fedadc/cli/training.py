@@ -21,7 +21,7 @@ from fedadc.cli.options import (
     WorkersPerGpu,
     chosen_engine,
 )
-from fedadc.cli.supervision import say_how_to_go_on
+from fedadc.cli.supervision import announce_run
 
 
 def run(
@@ -62,7 +62,7 @@ def run(
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
     chosen = load_config(config, changes, presets=preset or (), trust=trust, notes=note)
     out = out or Path("runs") / "-".join([config.stem, *(preset or []), f"seed{chosen.seed}"])
-    say_how_to_go_on(f"fedadc resume {out}")
+    announce_run(out)
     with progress_of_run(chosen.rounds, config.stem) as (watch, notes):
         result = run_config(
             chosen, out=out, overwrite=overwrite, resume=resume, trust=trust, data_dir=data_dir, device=device,
@@ -97,7 +97,7 @@ def resume(
     cluster = chosen_engine(engine, ray_address, ray, workers, workers_per_gpu)
     original = recorded_config(run, trust, note)
     config = load_config(original, overrides or ())
-    say_how_to_go_on(f"fedadc resume {run}")
+    announce_run(run)
     with progress_of_run(config.rounds, run.resolve().name) as (watch, notes):
         count = 0 if cluster else workers
         result = resume_config(config, original, run, data_dir, device, count, workers_per_gpu, cluster, watch, notes)

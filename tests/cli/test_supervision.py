@@ -33,7 +33,7 @@ def test_the_command_says_that_its_process_was_killed(command: subprocess.Popen[
     os.kill(child, signal.SIGKILL)
     _, err = command.communicate(timeout=60)
     assert command.returncode == 6
-    assert err == "error: this command was killed by SIGKILL; the same command goes on from the last checkpoint.\n"
+    assert err == "error: this command was killed by SIGKILL; the same command continues what was begun.\n"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -50,3 +50,31 @@ def test_a_killed_command_takes_its_process_along(command: subprocess.Popen[str]
     command.kill()
     command.communicate(timeout=60)
     eventually(lambda: not alive({child}))
+
+
+def test_closed_streams_and_a_wrong_supervisor_do_no_harm(tmp_path: Path) -> None:
+    """The numbers of closed streams must not go to the connection between both processes."""
+    words = f"{sys.executable} -m fedadc run absent.yaml --engine ray"
+    for closed in ("<&- >&-", "<&- >&- 2>&-", ">&-"):
+        done = subprocess.run(
+            ["sh", "-c", f"{words} {closed}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert "2>" in closed or done.stderr.startswith("error: there is no config absent.yaml"), done.stderr
+    for wrong in ("x", "99"):
+        environment = {**os.environ, "FEDADC_SUPERVISOR": wrong}
+        done = subprocess.run([sys.executable, "-m", "fedadc", "--version"], env=environment, capture_output=True)
+        assert done.returncode == 0
+
+
+def test_the_parent_waits_for_its_child_only(tmp_path: Path) -> None:
+    """A process that the child has forked keeps the connection open."""
+    (tmp_path / "fedadc.py").write_text(
+        "import os, sys, time\nsys.path.pop(0)\nfrom fedadc.cli import app, supervision\n"
+        "supervision.connect_to_supervisor()\n"
+        "if supervision._Process.to_parent is None:\n    sys.exit(app._exit_code_of_child())\n"
+        "if os.fork() == 0:\n    time.sleep(60)\nos._exit(1)\n"
+    )
+    command = [sys.executable, str(tmp_path / "fedadc.py")]
+    done = subprocess.run(command, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=30)
+    assert done.returncode == 6
