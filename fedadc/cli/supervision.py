@@ -125,9 +125,9 @@ def connect_to_supervisor() -> None:
 
 def _is_command() -> bool:
     """Whether this process is `fedadc ...` or `python -m fedadc ...`, and no program that calls our main function."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    return (spec is not None and spec.name == "fedadc.__main__") or Path(sys.argv[0]).stem == "fedadc"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    started = Path(sys.argv[0]).stem if spec is None else spec.name.partition(".")[0]
+    return started == "fedadc"
 
 
 def accept_signals() -> None:
