@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedadc.cli.options import Json, RayAddress, RaySettings, chosen_engine
+from fedadc.cli.supervision import require_supervision
 
 if TYPE_CHECKING:
     from fedadc.cluster.doctor import NodeReport
 
 
 def doctor(
-    what: Annotated[str, typer.Argument(metavar="ray", help="What to examine: a Ray cluster.")],
+    what: Annotated[
+        str, typer.Argument(metavar="ray", help="What to examine: a Ray cluster.", callback=require_supervision)
+    ],
     ray_address: RayAddress = None,
     ray: RaySettings = None,
     json: Json = False,

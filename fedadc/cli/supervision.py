@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ class _Process:
 
 
 def require_supervision(engine: str) -> str:
-    """The callback of --engine."""
+    """The callback of --engine, and of what `fedadc doctor` examines."""
     if engine == "ray" and _Process.may_supervise:
         raise NeedsSupervision
     return engine
@@ -97,7 +98,7 @@ def _advice(run: str | None) -> str:
     from fedadc.runs.layout import CHECKPOINTS
 
     if run is None:
-        return "the same command continues what was begun"
+        return "start it again; a study continues where it was"
     if any((Path(run) / CHECKPOINTS).glob("round-*")):
         return f"`{shlex.join(['fedadc', 'resume', run, '--engine', 'ray'])}` continues from the last checkpoint"
     return "there was no checkpoint yet, so start it again"
@@ -117,7 +118,8 @@ def connect_to_supervisor() -> None:
     connection.set_inheritable(False)
 
     def end_with_parent() -> None:
-        connection.recv(1)  # the parent sends nothing
+        with suppress(OSError):  # a parent that was killed before it had read leaves an error, not an end
+            connection.recv(1)  # the parent sends nothing
         os._exit(128 + signal.SIGKILL)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -33,7 +33,7 @@ def test_the_command_says_that_its_process_was_killed(command: subprocess.Popen[
     os.kill(child, signal.SIGKILL)
     _, err = command.communicate(timeout=60)
     assert command.returncode == 6
-    assert err == "error: this command was killed by SIGKILL; the same command continues what was begun.\n"
+    assert err == "error: this command was killed by SIGKILL; start it again; a study continues where it was.\n"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -67,14 +67,29 @@ def test_closed_streams_and_a_wrong_supervisor_do_no_harm(tmp_path: Path) -> Non
         assert done.returncode == 0
 
 
+def program(folder: Path, work: str) -> list[str]:
+    """A command whose child does the work given."""
+    (folder / "fedadc.py").write_text(
+        "import os, sys, time\nfrom pathlib import Path\nsys.path.pop(0)\nfrom fedadc.cli import app, supervision\n"
+        "supervision.connect_to_supervisor()\n"
+        "if supervision._Process.to_parent is None:\n    sys.exit(app._exit_code_of_child())\n" + work
+    )
+    return [sys.executable, str(folder / "fedadc.py")]
+
+
 def test_the_parent_waits_for_its_child_only(tmp_path: Path) -> None:
     """A process that the child has forked keeps the connection open."""
-    (tmp_path / "fedadc.py").write_text(
-        "import os, sys, time\nsys.path.pop(0)\nfrom fedadc.cli import app, supervision\n"
-        "supervision.connect_to_supervisor()\n"
-        "if supervision._Process.to_parent is None:\n    sys.exit(app._exit_code_of_child())\n"
-        "if os.fork() == 0:\n    time.sleep(60)\nos._exit(1)\n"
-    )
-    command = [sys.executable, str(tmp_path / "fedadc.py")]
+    command = program(tmp_path, "if os.fork() == 0:\n    time.sleep(60)\nos._exit(1)\n")
     done = subprocess.run(command, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=30)
     assert done.returncode == 6
+
+
+def test_a_killed_command_takes_a_process_that_has_announced_its_run_along(tmp_path: Path) -> None:
+    """The connection then ends in an error, since its parent had not read the message."""
+    work = "supervision.announce_run(Path('run'))\nPath('announced').touch()\ntime.sleep(60)\n"
+    parent = subprocess.Popen(program(tmp_path, work), cwd=tmp_path)
+    eventually((tmp_path / "announced").exists)
+    (child,) = children(parent.pid)
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not alive({child}))

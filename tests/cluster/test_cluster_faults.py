@@ -107,22 +107,31 @@ def test_states_lost_with_a_node_are_made_again_from_the_last_checkpoint(cluster
     assert any("was lost in round" in event for event in events(tmp_path / "there"))
 
 
+def training(config: dict[str, Any], out: Path, *words: str) -> subprocess.Popen[str]:
+    """A command, in a session of its own, that has trained ten rounds on Ray."""
+    (out.parent / "config.yaml").write_text(yaml.safe_dump(config))
+    words = ("run", "config.yaml", "--out", out.name, "--engine", "ray", *words)
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "fedadc", *words],
+        cwd=out.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = out / "metrics.jsonl"
+    eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 10, 90)
+    return driver
+
+
 def test_a_lost_head_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     config = {**CONFIG, "method": "scaffold", "model": LARGE, "rounds": 200, "checkpoint": {"every": 1000}}
     run(config, out=tmp_path / "here")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    metrics = tmp_path / "there" / "metrics.jsonl"
     with small_cluster(2) as doomed:
-        words = ["run", "config.yaml", "--out", "there", "--engine", "ray", "--ray-address", doomed.address]
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "fedadc", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        )
-        eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 10, 90)
+        driver = training(config, tmp_path / "there", "--ray-address", doomed.address)
         doomed.kill_head()
         _, err = driver.communicate(timeout=60)  # Ray would abort it then
         assert driver.returncode == 6 and "is saved at round" in err, err
         assert "the head of the Ray cluster at" in err.splitlines()[-1] and "Traceback" not in err
-    assert metrics.read_text().count("\n") > 10
     fedadc.resume(tmp_path / "there")
     assert result_of(tmp_path / "there") == result_of(tmp_path / "here")
 
@@ -132,14 +141,8 @@ def test_ray_that_dies_on_the_machine_of_the_command_too(method: str, tmp_path: 
     """Ray then ends the process that uses it; the last periodic checkpoint is left."""
     config = {**CONFIG, "method": method, "model": LARGE, "rounds": 200}
     run(config, out=tmp_path / "here")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    metrics = tmp_path / "there" / "metrics.jsonl"
     with small_cluster(2) as doomed:
-        words = ["run", "config.yaml", "--out", "there", "--engine", "ray", "--ray-address", doomed.address]
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "fedadc", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        )
-        eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 10, 90)
+        driver = training(config, tmp_path / "there", "--ray-address", doomed.address)
         doomed.kill_all()
         _, err = driver.communicate(timeout=60)
     assert driver.returncode == 6 and err.splitlines()[-1].startswith("error: ") and "Traceback" not in err, err
@@ -151,13 +154,9 @@ def test_ray_that_dies_on_the_machine_of_the_command_too(method: str, tmp_path: 
 def test_a_killed_driver_is_resumed_on_another_cluster(cluster: SmallCluster, tmp_path: Path) -> None:
     config = {**CONFIG, "method": "scaffold", "model": LARGE, "rounds": 60}
     run(config, out=tmp_path / "here")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    words = ["run", "config.yaml", "--out", "there", "--engine", "ray", "--ray-address", cluster.address]
-    driver = subprocess.Popen([sys.executable, "-m", "fedadc", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    metrics = tmp_path / "there" / "metrics.jsonl"
-    eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 10, 90)
+    driver = training(config, tmp_path / "there", "--ray-address", cluster.address)
     driver.kill()
-    driver.wait()
+    driver.communicate()
     eventually(lambda: not ray_workers(), 30)  # they end with their driver
     answer = command("resume", "there", "--engine", "ray", cwd=tmp_path)  # on a cluster of its own
     assert answer.code == 0, answer.err
@@ -173,17 +172,8 @@ def local_clusters() -> set[Path]:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_leaves_no_process_no_folder_and_no_shared_memory(name: str, tmp_path: Path) -> None:
     before = {*os.listdir("/dev/shm")}  # noqa: PTH208
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "method": "scaffold", "rounds": 10**6}))
-    words, running = ["run", "config.yaml", "--out", "run", "--engine", "ray"], local_clusters()
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "fedadc", *words],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, 90)
+    running = local_clusters()
+    driver = training({**CONFIG, "method": "scaffold", "rounds": 10**6}, tmp_path / "run")
     (folder,) = local_clusters() - running
     assert len(processes_of(str(folder))) > 5
     number = getattr(signal, name)
