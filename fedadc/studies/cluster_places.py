@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedadc.cluster.actor import NodeFacts
 from fedadc.cluster.admission import Admission
@@ -26,6 +27,8 @@ from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
 
 LOOK = 5.0  # seconds after which the nodes are looked at again
+SETTLE = 5.0  # seconds for Ray to notice that a run has ended
+PAUSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,21 @@ class ClusterNodes:
         self._cluster, self._folder, self._notes = replace(cluster, logs=folder / RAY_LOGS), folder, notes
         self._data_dir = None if data_dir is None else data_dir.expanduser().resolve()
         self._connection = Connection(self._cluster)
-        self._known: set[str] = set()  # nodes that were looked at
+        self._known: set[str] = set()  # nodes that were asked what they see
+        self._asked: dict[str, tuple[Node, Any]] = {}  # those that have not answered yet
         self._whole: set[str] = set()  # those for whole runs
         self._running: list[NodeProcess] = []
         self._admission = Admission(cluster)
         self._looked = -math.inf  # when the nodes were looked at last
+        folder.mkdir(parents=True, exist_ok=True)
+        self._probe = tempfile.NamedTemporaryFile("w", dir=folder, prefix=".probe-")  # noqa: SIM115 - until `close`
         try:
+            self._probe.write(Path(self._probe.name).name)
+            self._probe.flush()
             self._connection.open()
             require(self.room > 0, "no node of the Ray cluster has room for a worker.", WorkersLost)
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     @property
@@ -77,27 +85,27 @@ class ClusterNodes:
     def _usable_nodes(self) -> list[Node]:
         nodes = self._connection.nodes()
         self._look_at([node for node in nodes if node.id not in self._known])
-        return self._admission.usable(nodes)
+        return [node for node in self._admission.usable(nodes) if node.id not in self._asked]
 
     def _look_at(self, nodes: list[Node]) -> None:
-        """Find the nodes for whole runs: they see a file that is written here."""
-        if not nodes:
-            return
-        may_refuse = not self._known  # a node that joins later and differs is left out
+        """Find the nodes for whole runs: they see a file that is written here. Only at the start it waits for them."""
+        at_start = not self._known  # a node that joins later and differs is left out
         self._known |= {node.id for node in nodes}
-        ray = import_ray()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".probe-") as probe:
-            probe.write(probe.name)
-            probe.flush()
-            asked = {node: task_on(node, look).remote(Path(probe.name), probe.name, self._data_dir) for node in nodes}
-            for node, answer in asked.items():
-                try:
-                    sight: _Sight = ray.get(answer, timeout=self._cluster.patience)
-                except ray.exceptions.RayError as error:
-                    self._notes(f"node {node} does not answer ({type(error).__name__}); it is not used for whole runs")
-                    continue
-                self._judge(node, sight, may_refuse)
+        ray, probe = import_ray(), Path(self._probe.name)
+        for node in nodes:
+            self._asked[node.id] = node, task_on(node, look).remote(probe, probe.name, self._data_dir)
+        for node, answer in list(self._asked.values()):
+            try:
+                sight: _Sight = ray.get(answer, timeout=self._cluster.patience if at_start else 0)
+            except ray.exceptions.GetTimeoutError:
+                if at_start:
+                    self._notes(f"node {node} does not answer; it is used as soon as it does")
+                continue
+            except ray.exceptions.RayError as error:
+                self._notes(f"node {node} was lost ({type(error).__name__}); it is not used for whole runs")
+            else:
+                self._judge(node, sight, at_start)
+            del self._asked[node.id]
 
     def _judge(self, node: Node, sight: _Sight, may_refuse: bool) -> None:
         if problem := self._admission.problem(node, sight.facts, may_refuse):
@@ -129,14 +137,18 @@ class ClusterNodes:
 
     def _freest_node(self) -> Node | None:
         """The node for the next whole run; None if all are occupied or lost."""
-        busy = Counter(run.node.id for run in self._running)
-        room = {
-            node: node.free_room(self._cluster, busy[node.id])
-            for node in self._usable_nodes()
-            if node.id in self._whole
-        }
-        best = max(room, key=lambda node: room[node], default=None)
-        return best if best is not None and room[best] > 0 else None
+        until = time.monotonic() + SETTLE
+        while True:
+            busy = Counter(run.node.id for run in self._running)
+            nodes = [node for node in self._usable_nodes() if node.id in self._whole]
+            room = {node: node.free_room(self._cluster, busy[node.id]) for node in nodes}
+            best = max(room, key=lambda node: room[node], default=None)
+            if best is not None and room[best] > 0:
+                return best
+            unoccupied = any(node.room(self._cluster) > busy[node.id] for node in nodes)
+            if not unoccupied or time.monotonic() > until:  # by us, or by others too
+                return None
+            time.sleep(PAUSE)  # Ray learns some time after the end of a run that its node is free
 
     def release(self, process: RunProcess) -> None:
         if isinstance(process, NodeProcess):
@@ -146,3 +158,4 @@ class ClusterNodes:
 
     def close(self) -> None:
         self._connection.close()
+        self._probe.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -86,6 +87,8 @@ def test_a_node_that_joins_trains_whole_runs(tmp_path: Path) -> None:
         engine = RayCluster(address=cluster.address)
         outcomes = train_jobs(jobs(tmp_path / "runs", 4, 1.0, rounds=300), engine=engine, watch=watch)
     assert [outcome.status for outcome in outcomes] == ["finished"] * 4 and busiest == 2
+    facts = [json.loads((tmp_path / "runs" / str(seed) / "environment.json").read_text()) for seed in range(4)]
+    assert [fact["engine"] for fact in facts] == ["local"] * 4, "a node was taken for occupied after its run had ended"
 
 
 @linux
