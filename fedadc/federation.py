@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from numbers import Integral
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -28,23 +27,22 @@ from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
 from fedadc.errors import FedadcError, article, one_line, require
-from fedadc.evaluation.evaluator import Evaluator, models_of, until
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
-from fedadc.models.flat import FlatModel
 from fedadc.objectives import CrossEntropy, Objective
 from fedadc.partitions import Natural, Partition, deal, default_partition
 from fedadc.rng import generator
 from fedadc.selections import Selection
+from fedadc.server_half import ServerHalf
 from fedadc.system.determinism import deterministic, resolve_device, resolve_workers
+from fedadc.system.files import to_safetensors
 from fedadc.training.agreement import agree
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Coordinator, Weighting
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
-from fedadc.training.rounds import train, with_events
 from fedadc.training.server import Server
-from fedadc.training.state import Metrics, Round, RunState
+from fedadc.training.state import RunState
 from fedadc.views.local_work import LocalWork
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +66,7 @@ def renamed_arguments(**new_names: str) -> Callable[[F], F]:
     return decorated
 
 
-class Federation:
+class Federation(ServerHalf):
     """Clients that train one model. `rounds(n)` yields a `Round` after each of n rounds."""
 
     @renamed_arguments(partition_by="partition", evaluation="evaluate")
@@ -159,29 +157,31 @@ class Federation:
             from fedadc.cluster.engine import RayEngine
 
             self.engine = RayEngine(agreement, self.counter, self.data, self.clients, cluster)
+            self.slow_start = "" if cluster.address else "starting a Ray cluster on this machine"
 
     @property
-    def method(self) -> Method:
-        return self.agreement.method
+    def notes(self) -> tuple[str, ...]:
+        return self.data.notes
 
     @property
-    def model(self) -> FlatModel:
-        return self.agreement.model
+    def engine_facts(self) -> dict[str, Any]:
+        return {"workers": self.workers, "engine": "ray" if self.cluster else "local"}
 
-    def close(self) -> None:
-        """End the worker processes, if there are any; they are started again when they are needed."""
-        self.engine.close()
+    def data_checksum(self) -> str:
+        """A checksum of all samples, the partition, and the parts of the model that are not trained."""
+        digest = hashlib.sha256()
+        for name, samples in self.data.splits().items():
+            for tensor in (samples.x, samples.y):
+                digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
+        for array in (self.clients.indices, self.clients.offsets):
+            digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
+        digest.update(to_safetensors(self.model.fixed()))
+        return digest.hexdigest()
 
     @property
-    def evaluator(self) -> Evaluator:
-        shares = self._local_shares if self.method.personalized else {}
-        ensembles = self.agreement.server.ensembles
-        return Evaluator(self.method, ensembles, len(self.clients), self.counter, self.engine.count, shares)
-
-    @property
-    def client_names(self) -> tuple[str, ...]:
-        """The names of the clients in the data, or else their numbers."""
-        return self.coordinator.roster.names
+    def personal_shares(self) -> Mapping[str, Clients]:
+        return self._local_shares if self.method.personalized else {}
 
     @property
     def local_tests(self) -> Clients:
@@ -201,47 +201,6 @@ class Federation:
             rng = generator(self._data_seed, f"local {name} shares")
             shares[name] = local_shares(samples.y.numpy(), counts, rng)
         return shares
-
-    def start(self) -> RunState:
-        """The state before the first round."""
-        return self.coordinator.start(self.storage)
-
-    def rounds(
-        self,
-        rounds: int,
-        start: RunState | None = None,
-        stop_at_accuracy: float | None = None,
-        trusted: bool = False,
-    ) -> Iterator[Round]:
-        """Train up to round `rounds`, from the beginning or from a state of an earlier round.
-
-        Unless a state is `trusted`, it is checked to fit this federation.
-        """
-        first = self.start() if start is None else start
-        kind = type(first).__name__
-        require(isinstance(first, RunState), f"start must be a RunState (a Round's .state), not a {kind}.")
-        require(
-            trusted or self.coordinator.fits(first),
-            "start is the state of another model or method; pass a state of this federation.",
-        )
-        require(
-            isinstance(rounds, Integral) and not isinstance(rounds, bool) and rounds >= max(1, first.round),
-            f"rounds must be a whole number, at least {max(1, first.round)}, not {rounds!r}.",
-        )
-        folder = self.storage.folder
-        require(folder is None or Path(folder).is_dir(), f"storage.folder: there is no folder {folder}.")
-        require(
-            stop_at_accuracy is None or (isinstance(stop_at_accuracy, int | float) and 0 < stop_at_accuracy <= 1),
-            f"stop_at_accuracy must be in (0, 1], not {stop_at_accuracy!r:.60}.",
-        )
-        first = replace(first, clients=first.clients.kept_in(self.storage))
-        evaluated = self.evaluator.follow(train(self.coordinator, self.engine.run, rounds, first), rounds)
-        return until(with_events(evaluated, self.engine.take_events), stop_at_accuracy)
-
-    def evaluate(self, state: RunState) -> Metrics:
-        """Metrics of a state on all test and validation samples, e.g. test_accuracy and test_loss."""
-        self._require_fitting(state)
-        return self.evaluator(state)
 
     def predict(self, state: RunState, x: Any, client: int | str | None = None) -> torch.Tensor:
         """The logits of inputs like those of the data, [n, classes]; `.argmax(1)` are positions in `data.classes`.
@@ -271,11 +230,6 @@ class Federation:
         own = state.clients.get(int(number))
         return self.method.personal(state.theta, self.method.client_state(state.theta) if own is None else own)
 
-    def _require_fitting(self, state: RunState) -> None:
-        kind = type(state).__name__
-        require(isinstance(state, RunState), f"state must be a RunState (a Round's .state), not {kind}.")
-        require(self.coordinator.fits(state), "state is of another model or method; pass a state of this federation.")
-
     def __repr__(self) -> str:
         roster, work = self.coordinator.roster, self.agreement.work
         amount = (
@@ -287,24 +241,6 @@ class Federation:
             f"{type(self.method).__name__} with {type(self.method.objective).__name__}, {amount} of "
             f"{work.batch_size} samples, lr {work.lr:g})"
         )
-
-    def load_state_dict(self, state: dict[str, torch.Tensor], source: str) -> None:
-        """Start from given weights instead of the module's own."""
-        self.agreement.load_weights(state, source)
-        self.engine.close()  # workers have the old weights
-
-    def state_dict(self, state: RunState) -> dict[str, torch.Tensor]:
-        """The judged model of a state, for `load_state_dict` of your own module."""
-        require(self.method.federated, f"{type(self.method).__name__} has no global model; see state.clients.")
-        return next(iter(self.models(state).values()))
-
-    def models(self, state: RunState) -> dict[str, dict[str, torch.Tensor]]:
-        """The state dicts of all models of a state by name, first the judged one."""
-        return {name: self.model.state_dict(vector) for name, vector in self.vectors(state).items()}
-
-    def vectors(self, state: RunState) -> dict[str, torch.Tensor]:
-        """All models of a state as flat vectors, first the judged one."""
-        return models_of(self.method, self.agreement.server.ensembles, state)
 
 
 ARGUMENT_TYPES: dict[str, type] = {

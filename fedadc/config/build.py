@@ -27,6 +27,7 @@ from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights
 from fedadc.partitions import default_partition
 from fedadc.schedules import Constant
+from fedadc.server_half import ServerHalf
 from fedadc.training.agreement import Agreement, agree
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.server import Server
@@ -37,10 +38,17 @@ FILLED_IN = {"data_dir", "held_out"}  # parameters of loaders that no config set
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A validated config and the federation that was built from it."""
+class TrainingPlan:
+    """A validated config and what is to be trained, wherever its clients are."""
 
     config: Config  # complete: includes the defaults that depend on the data
+    federation: ServerHalf
+
+
+@dataclass(frozen=True)
+class Plan(TrainingPlan):
+    """A validated config and the simulated federation that was built from it."""
+
     federation: Federation
 
 

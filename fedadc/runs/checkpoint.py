@@ -7,7 +7,6 @@ purpose, round, client).
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,13 +14,11 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fedadc.communication.network import FIGURES
 from fedadc.config.settings import Checkpointing
 from fedadc.errors import DiskError, RunDamaged, require
-from fedadc.federation import Federation
 from fedadc.fields.summary import summary
 from fedadc.models.vectors import State, canonical
 from fedadc.runs.layout import (
@@ -43,6 +40,7 @@ from fedadc.runs.manifest import (
     read_file,
     read_tensors,
 )
+from fedadc.server_half import ServerHalf
 from fedadc.system.files import checksum, flush_folder, to_safetensors, write_file
 from fedadc.training.client_states import ClientStates, StateFile, StateHandle, Store, save_states
 from fedadc.training.state import RunState
@@ -74,7 +72,7 @@ class CheckpointTimer:
 class Checkpoints:
     """The checkpoints of one run in a folder. In a loop of your own, `config` is any text that names its settings."""
 
-    def __init__(self, folder: str | Path, federation: Federation, config: str = "") -> None:
+    def __init__(self, folder: str | Path, federation: ServerHalf, config: str = "") -> None:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
         require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
         self.states = StateFolder.at(self.folder / CLIENT_STATES, CLIENT_STATE_FILE)
@@ -95,7 +93,7 @@ class Checkpoints:
 
     @cached_property
     def data(self) -> str:
-        return _data_checksum(self.federation)
+        return self.federation.data_checksum()
 
     def write(self, state: RunState, metrics: FilePrefix = EMPTY_PREFIX) -> None:
         """Save a state of the federation after a round."""
@@ -228,7 +226,7 @@ class Checkpoints:
         store = Store(self.federation.storage)
         handles: dict[int, StateHandle] = {}
         for client, round, expected in manifest.clients:
-            if not 0 <= client < len(self.federation.clients):
+            if not 0 <= client < len(self.federation.coordinator.roster):
                 raise UnusableCheckpoint(f"there is no client {client}")
             file = StateFile(self.states, client_state_file(client, round), expected)
             if checksum(read_file(file.path)) != expected:
@@ -241,20 +239,7 @@ def _under(prefix: str, state: State) -> State:
     return {prefix + name: tensor for name, tensor in state.items()}
 
 
-def _data_checksum(federation: Federation) -> str:
-    """A checksum of all samples, the partition, and the parts of the model that are not trained."""
-    digest = hashlib.sha256()
-    for name, samples in federation.data.splits().items():
-        for tensor in (samples.x, samples.y):
-            digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
-    for array in (federation.clients.indices, federation.clients.offsets):
-        digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
-    digest.update(to_safetensors(federation.model.fixed()))
-    return digest.hexdigest()
-
-
-def check_room(free: int, federation: Federation) -> None:
+def check_room(free: int, federation: ServerHalf) -> None:
     """Refuse a disk without room for one checkpoint, and states that cannot be saved to a file."""
     state = federation.start()
     own = federation.agreement.client_state(state.theta)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from fedadc.config.build import Plan
+from fedadc.config.build import TrainingPlan
 from fedadc.config.settings import Config
 from fedadc.errors import (
     CannotResume,
@@ -122,7 +122,7 @@ class RunDirectory:
     It is created only after all settings have been checked, so that an invalid config leaves no files.
     """
 
-    def __init__(self, path: Path, plan: Plan) -> None:
+    def __init__(self, path: Path, plan: TrainingPlan) -> None:
         self.path, self.plan = path, plan
         self.state = plan.federation.start()  # after the last recorded round
         self.history: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ class RunDirectory:
             self.checkpoints = Checkpoints(path / CHECKPOINTS, plan.federation, config_fingerprint(plan.config))
 
     @classmethod
-    def create(cls, path: Path, plan: Plan, facts: Facts, overwrite: bool = False) -> Self:
+    def create(cls, path: Path, plan: TrainingPlan, facts: Facts, overwrite: bool = False) -> Self:
         """Start a new run. `facts` describe the environment; with `overwrite`, the run may replace another one."""
         directory = cls(path, plan)
         with directory._released_on_failure():
@@ -158,7 +158,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(
-        cls, path: Path, plan: Plan, facts: Facts, warn: Callable[[str], None], original: Config | None = None
+        cls, path: Path, plan: TrainingPlan, facts: Facts, warn: Callable[[str], None], original: Config | None = None
     ) -> Self:
         """Resume a run from its newest good checkpoint, or from the start if it never reached a checkpoint.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedadc.cluster.settings import RayCluster, cluster_of
-from fedadc.config.build import Plan, prepare
+from fedadc.config.build import Plan, TrainingPlan, prepare
 from fedadc.config.settings import Config
 from fedadc.errors import RunDamaged, StatesLost, require
 from fedadc.evaluation.evaluator import reaches
@@ -41,7 +41,7 @@ class RunResult:
     config: Config
     history: list[dict[str, Any]]  # one record per round, as in metrics.jsonl
     state: RunState
-    plan: Plan
+    plan: TrainingPlan
     out: Path | None
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ def _plan(
 
 
 def _train(
-    plan: Plan,
+    plan: TrainingPlan,
     original: Config | None,
     path: Path | None,
     overwrite: bool,
@@ -190,10 +190,10 @@ def _train(
     until: int | None = None,
 ) -> RunResult:
     """Train a plan from its start, or from the state of the run in `path` whose config is `original`."""
-    for note in plan.federation.data.notes:
+    for note in plan.federation.notes:
         notes(note)
-    if (cluster := plan.federation.cluster) is not None and cluster.address is None:
-        notes("starting a Ray cluster on this machine, which takes some seconds")
+    if plan.federation.slow_start:
+        notes(plan.federation.slow_start)
     if path is None:
         return execute(plan, None, watch, notes, until)
     facts, attempts = _facts(plan, device, data_dir), Counter[int]()
@@ -212,19 +212,18 @@ def _train(
             directory = RunDirectory.reopen(path, plan, facts, log.warning)
 
 
-def _facts(plan: Plan, device: str, data_dir: str | Path | None) -> Facts:
+def _facts(plan: TrainingPlan, device: str, data_dir: str | Path | None) -> Facts:
     return {
         **environment(device),
-        "workers": plan.federation.workers,
-        "engine": "ray" if plan.federation.cluster else "local",
+        **plan.federation.engine_facts,
         "config_folder": str(plan.config.folder.resolve()),
         "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().resolve()),
-        "data_notes": list(plan.federation.data.notes),
+        "data_notes": list(plan.federation.notes),
     }
 
 
 def execute(
-    plan: Plan,
+    plan: TrainingPlan,
     directory: RunDirectory | None = None,
     watch: Watcher | None = None,
     notes: Notes = log.info,
@@ -234,9 +233,8 @@ def execute(
     config, federation = plan.config, plan.federation
     state = federation.start() if directory is None else directory.state
     history = [] if directory is None else directory.history
-    log.info(
-        "training %s on %s, %d clients", config.tree()["method"]["name"], config.data.name, len(federation.clients)
-    )
+    clients, method = len(federation.coordinator.roster), config.tree()["method"]["name"]
+    log.info("training %s on %s, %d clients", method, config.data.name, clients)
     done = bool(history) and (state.round == config.rounds or reaches(history[-1], config.stop.accuracy))
     if done:
         notes(f"the run is already finished at round {state.round}; a larger rounds=N extends it")
