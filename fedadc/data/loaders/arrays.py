@@ -31,7 +31,7 @@ def from_arrays(
     and scaled to [0, 1]; other inputs are not changed. Labels may be integers or strings. The classes are the labels
     that occur in training, sorted.
     """
-    inputs, labels = _inputs(x, name, "training"), _labels(y, name)
+    inputs, labels = checked_inputs(x, name, "training"), checked_labels(y, name)
     classes, codes = np.unique(labels, return_inverse=True)
     require(
         len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.", DataError
@@ -39,7 +39,7 @@ def from_arrays(
     if owners is not None:
         owners = checked_owners(owners, len(labels), name)
     if normalization is None:
-        normalization = Normalization(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
+        normalization = default_normalization(inputs)
     samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
     names = tuple(str(c) for c in classes)
     test_samples = None if test is None else samples_like(names, *test, name)
@@ -50,9 +50,14 @@ def from_arrays(
     )
 
 
+def default_normalization(inputs: Tensor) -> Normalization:
+    """Bytes are pixels and are scaled to [0, 1]; other inputs are not changed."""
+    return Normalization(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
+
+
 def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
     """Further samples of a data set with these classes. Integer labels are class indices unless a class is a number."""
-    labels = _labels(y, name)
+    labels = checked_labels(y, name)
     code = {c: i for i, c in enumerate(classes)}
     values, position = np.unique(labels, return_inverse=True)
     if labels.dtype.kind == "i" and not any(c.lstrip("-").isdigit() for c in classes):
@@ -64,7 +69,7 @@ def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
             f"data {name}: the label {unknown[0]} does not occur in training, whose labels are {labels_of_training}."
         )
     codes = np.array([code[str(v)] for v in values], dtype=np.int64)[position.reshape(-1)]
-    return Samples(_inputs(x, name, "test"), torch.from_numpy(codes))
+    return Samples(checked_inputs(x, name, "test"), torch.from_numpy(codes))
 
 
 def from_clients(
@@ -120,8 +125,8 @@ def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array,
             isinstance(pair, tuple | list) and len(pair) == 2,
             f"client {k} must be a pair (inputs, labels), not {type(pair).__name__}.",
         )
-    inputs = [_inputs(x, name, f"client {k}'s {part}".strip()) for k, (x, _) in enumerate(pairs)]
-    labels = [_labels(y, name) for _, y in pairs]
+    inputs = [checked_inputs(x, name, f"client {k}'s {part}".strip()) for k, (x, _) in enumerate(pairs)]
+    labels = [checked_labels(y, name) for _, y in pairs]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
         require(
             len(x) == len(y),
@@ -154,7 +159,8 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
     return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name)
 
 
-def _inputs(x: Any, name: str, which: str) -> Tensor:
+def checked_inputs(x: Any, name: str, which: str) -> Tensor:
+    """Inputs as a tensor of bytes or floating-point numbers, all of them finite."""
     try:
         tensor = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
@@ -180,7 +186,8 @@ def _inputs(x: Any, name: str, which: str) -> Tensor:
     return tensor.contiguous()
 
 
-def _labels(y: Any, name: str) -> Array:
+def checked_labels(y: Any, name: str) -> Array:
+    """Labels as an array of int64 or of texts."""
     try:
         labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         if labels.dtype.kind == "O" and all(isinstance(v, str) for v in labels.flat):
@@ -223,7 +230,7 @@ def checked_owners(owners: Any, samples: int, name: str) -> Array:
 def inputs_like(data: Dataset, x: Any) -> Samples:
     """Inputs without labels, to be predicted; they must have the shape and the type of the data's own."""
     try:
-        inputs, like = _inputs(x, data.name, "further"), data.train.x
+        inputs, like = checked_inputs(x, data.name, "further"), data.train.x
     except FedadcError as error:
         raise same_kind(error, f"x: {error}") from error
     if inputs.is_floating_point() and like.is_floating_point():

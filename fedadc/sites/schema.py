@@ -1,0 +1,153 @@
+"""What the sites of a federation tell about their data before training, and what they agree on from it.
+
+A site sends a summary of its own data. The server merges the summaries in the order of the clients into a schema, which
+is frozen for the whole run: shapes, classes, constants and, for tables, the encoding of every column. A site whose data
+does not fit is refused by its name. No row leaves a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from fedadc.data.dataset import DataSpec, Normalization
+from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, refuse_stray_texts
+from fedadc.data.summaries import TableSummary, merge
+from fedadc.errors import DataError, FedadcError, one_line, require
+
+MAX_TEXT = 1 << 26  # bytes of a summary or a schema
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ArraySummary:
+    """The arrays of a site: what all sites must have alike, and its own classes."""
+
+    shape: tuple[int, ...]  # of one input
+    dtype: str
+    normalization: Normalization
+    classes: tuple[str, ...]
+    integers: bool  # whether the labels are numbers, which are sorted as such
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """What a site tells about its data. It has either arrays or a table."""
+
+    client: str  # its name
+    rows: int  # of training
+    arrays: ArraySummary | None = None
+    table: TableSummary | None = None
+
+
+@dataclass(frozen=True)
+class DataSchema:
+    """What the server and all sites agree on about the data."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    classes: tuple[str, ...]
+    normalization: Normalization
+    encoding: TableEncoding | None = None
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec(self.shape, getattr(torch, self.dtype), self.classes, self.normalization)
+
+
+def merged_schema(summaries: Sequence[SiteSummary], scale: Mapping[str, Sequence[float]]) -> DataSchema:
+    """The schema for these sites, in the order of the clients; a site that does not fit the first one is refused."""
+    first = summaries[0]
+    for other in summaries[1:]:
+        difference = _difference(first, other)
+        require(not difference, f"site {other.client} does not fit site {first.client}: {difference}.", DataError)
+    if first.table is None:
+        return _schema_of_arrays([summary.arrays for summary in summaries if summary.arrays is not None])
+    return _schema_of_tables([summary.table for summary in summaries if summary.table is not None], scale, summaries)
+
+
+def mixed_columns(summaries: Sequence[SiteSummary]) -> frozenset[str]:
+    """Columns of texts in which some site has numbers: there, numbers are categories too, and are asked for again."""
+    tables = [summary.table for summary in summaries if summary.table is not None]
+    return merge(tables).mixed if tables else frozenset()
+
+
+def _difference(one: SiteSummary, other: SiteSummary) -> str:
+    if (one.table is None) != (other.table is None):
+        return "one has a table, the other has arrays"
+    if one.table is not None and other.table is not None:
+        mine, theirs = list(one.table.columns), list(other.table.columns)
+        missing, further = [n for n in mine if n not in theirs], [n for n in theirs if n not in mine]
+        if missing or further:
+            parts = [
+                f"{verb} {', '.join(names)}" for verb, names in (("it lacks", missing), ("it has", further)) if names
+            ]
+            return f"its columns differ: {'; '.join(parts)}"
+        return "" if mine == theirs else f"its columns are in another order ({', '.join(theirs)})"
+    assert one.arrays is not None and other.arrays is not None
+    for field, words in (("shape", "inputs of shape"), ("dtype", "inputs of type"), ("normalization", "constants")):
+        mine_value, theirs_value = getattr(one.arrays, field), getattr(other.arrays, field)
+        if mine_value != theirs_value:
+            return f"it has {words} {theirs_value}, not {mine_value}"
+    same_kind = one.arrays.integers == other.arrays.integers
+    return "" if same_kind else "the labels of one are numbers, those of the other are names"
+
+
+def _schema_of_arrays(arrays: Sequence[ArraySummary]) -> DataSchema:
+    first, classes = arrays[0], arrays[0].classes
+    if any(own.classes != classes for own in arrays):
+        union = {name for own in arrays for name in own.classes}
+        classes = tuple(sorted(union, key=int) if first.integers else sorted(union))
+    return DataSchema(first.shape, first.dtype, classes, first.normalization)
+
+
+def _schema_of_tables(
+    tables: Sequence[TableSummary], scale: Mapping[str, Sequence[float]], summaries: Sequence[SiteSummary]
+) -> DataSchema:
+    summary = merge(tables)
+
+    def locate(column: str, texts: Any) -> tuple[str, str]:
+        """A site that has one of these texts in a column, and the text."""
+        for site, table in zip(summaries, tables, strict=True):
+            own = table.columns[column].words if column in table.columns else table.labels
+            found = [text for text in own if text in set(texts)]
+            if found:
+                return f"site {site.client}", found[0]
+        return "a site", min(texts)
+
+    refuse_stray_texts(summary, scale, locate)
+    classes, integers = fit_labels(summary.labels, "label", locate)
+    encoding = TableEncoding(fit_columns(summary, scale), "", None, classes, integers)
+    return DataSchema((encoding.width,), "float32", classes, Normalization(), encoding)
+
+
+def with_names(schema: DataSchema, label: str, client: str | None) -> DataSchema:
+    """The schema of tables whose label and client columns have these names."""
+    if schema.encoding is None:
+        return schema
+    return replace(schema, encoding=replace(schema.encoding, label=label, client=client))
+
+
+def _adapter(cls: type) -> Any:
+    from pydantic import TypeAdapter  # takes long to import
+
+    return TypeAdapter(cls)
+
+
+def to_json(value: Any) -> bytes:
+    """A summary or a schema as text; equal values give equal bytes."""
+    text: bytes = _adapter(type(value)).dump_json(value)
+    return text
+
+
+def from_json(cls: type[T], text: bytes, source: str) -> T:
+    """The value in a text from elsewhere; `source` names it in messages."""
+    require(len(text) <= MAX_TEXT, f"{source} sent {len(text):,} bytes; at most {MAX_TEXT:,} are read.", DataError)
+    try:
+        value: T = _adapter(cls).validate_json(text, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise FedadcError(f"{source} sent what cannot be read ({one_line(error):.160}).") from None
+    return value

@@ -1,0 +1,167 @@
+"""The data of one site: its own file, folder or function, read on the site and nowhere else.
+
+A site holds out its own test and validation shares as a natural client does in a simulation: by its rows, its name and
+the seed. What becomes of its rows is decided by the schema that all sites agree on, so a site has the samples that a
+simulation with everybody's rows would give to its client.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadc.config.settings import Config
+from fedadc.data.dataset import Array, Normalization, Samples
+from fedadc.data.loaders.arrays import Pair, checked_inputs, checked_labels, default_normalization
+from fedadc.data.loaders.csv import Table, read_table
+from fedadc.data.loaders.images import read_images
+from fedadc.data.loaders.npz import pair_in, read_npz
+from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
+from fedadc.errors import DataError, require
+from fedadc.sites.schema import ArraySummary, DataSchema, SiteSummary
+
+SPLITS = ("train", "validation", "test")
+
+
+class SiteData(ABC):
+    """What a site can tell about its data, and its samples once the schema is known."""
+
+    @abstractmethod
+    def summary(self, as_text: Collection[str] = ()) -> SiteSummary:
+        """What the server learns; `as_text`: columns whose numbers are categories at some site."""
+
+    @abstractmethod
+    def samples(self, schema: DataSchema) -> dict[str, Samples]:
+        """The samples of every split that is not empty; an error if the data does not fit."""
+
+
+@dataclass(frozen=True)
+class TableData(SiteData):
+    """A CSV file with the rows of one site."""
+
+    name: str
+    table: Table
+    rows: SplitRows
+
+    @staticmethod
+    def read(path: Path, name: str, config: Config, held_out: HeldOut) -> TableData:
+        options = config.data.options
+        require("label" in options, "data.label is missing: the config must name the label column of the tables.")
+        table = read_table(path, options["label"], None, options.get("drop"), options.get("scale"))
+        column: str | None = options.get("client")
+        if column is not None and column in table.values:
+            others = sorted({value.strip() for value in table.values[column]} - {name})
+            require(
+                not others,
+                f"{path}: column {column} has rows of {', '.join(others)[:60]}, but this site is {name}.",
+                DataError,
+            )
+            used = tuple(used for used in table.used if used != column)
+            require(bool(used), f"{path} has no feature column left besides the label, client and dropped columns.")
+            table = replace(table, used=used)
+        owned = {**table.values, "": [name] * len(table.labels)}  # no column of a file has an empty name and this use
+        table = replace(table, values=owned, client="")
+        return TableData(name, table, table.split(held_out))
+
+    def summary(self, as_text: Collection[str] = ()) -> SiteSummary:
+        (own,) = self.table.summaries(self.rows.train, as_text)
+        return SiteSummary(self.name, len(self.rows.train), table=own)
+
+    def samples(self, schema: DataSchema) -> dict[str, Samples]:
+        require(schema.encoding is not None, f"site {self.name} has a table, but the federation has arrays.", DataError)
+        assert schema.encoding is not None
+        everything = self.table.samples(schema.encoding)
+        found = {split: everything.take(getattr(self.rows, split)) for split in SPLITS}
+        return {split: samples for split, samples in found.items() if len(samples)}
+
+
+@dataclass(frozen=True)
+class ArrayData(SiteData):
+    """Arrays, images, or what a function of the site returns."""
+
+    name: str
+    inputs: dict[str, Tensor]  # by split
+    labels: dict[str, Array]  # by split: numbers or texts
+    classes: tuple[str, ...]
+    normalization: Normalization
+
+    @staticmethod
+    def of(train: Pair, test: Pair | None, name: str, held_out: HeldOut) -> ArrayData:
+        """The data of a site, from its arrays. Without test arrays of its own, it holds out a share."""
+        source = f"of site {name}"
+        x, y = checked_inputs(train[0], source, "training"), checked_labels(train[1], source)
+        require(len(x) == len(y) > 0, f"site {name} has {len(x)} inputs and {len(y)} labels.", DataError)
+        held_out = held_out if test is None else replace(held_out, test=None)
+        code = np.unique(y, return_inverse=True)[1].reshape(-1)
+        rows = held_out.rows(code, np.full(len(y), name))
+        inputs = {split: x[torch.from_numpy(getattr(rows, split))] for split in SPLITS}
+        labels = {split: y[getattr(rows, split)] for split in SPLITS}
+        if test is not None:
+            inputs["test"], labels["test"] = checked_inputs(test[0], source, "test"), checked_labels(test[1], source)
+        classes = tuple(str(label) for label in np.unique(labels["train"]))
+        return ArrayData(name, inputs, labels, classes, default_normalization(x))
+
+    def summary(self, as_text: Collection[str] = ()) -> SiteSummary:
+        train = self.inputs["train"]
+        integers = self.labels["train"].dtype.kind == "i"
+        arrays = ArraySummary(_shape(train), _type(train), self.normalization, self.classes, integers)
+        return SiteSummary(self.name, len(train), arrays=arrays)
+
+    def samples(self, schema: DataSchema) -> dict[str, Samples]:
+        require(schema.encoding is None, f"site {self.name} has arrays, but the federation has tables.", DataError)
+        code, found = {name: k for k, name in enumerate(schema.classes)}, {}
+        for split in (split for split in SPLITS if len(self.labels[split])):
+            x, y = self.inputs[split], self.labels[split]
+            require(
+                (_shape(x), _type(x)) == (schema.shape, schema.dtype),
+                f"site {self.name} has {split} inputs {list(_shape(x))} of type {_type(x)}, but the federation has "
+                f"{list(schema.shape)} of type {schema.dtype}.",
+                DataError,
+            )
+            values, position = np.unique(y, return_inverse=True)
+            unknown = [str(value) for value in values if str(value) not in code]
+            require(
+                not unknown,
+                f"site {self.name} has the {split} label {', '.join(unknown)[:40]}, which the federation does not have.",
+                DataError,
+            )
+            codes = np.array([code[str(value)] for value in values], dtype=np.int64)[position.reshape(-1)]
+            found[split] = Samples(x, torch.from_numpy(codes))
+        return found
+
+
+def _shape(inputs: Tensor) -> tuple[int, ...]:
+    return tuple(inputs.shape[1:])
+
+
+def _type(inputs: Tensor) -> str:
+    return str(inputs.dtype).removeprefix("torch.")
+
+
+def read_site_data(path: Path, name: str, config: Config, holds_out: bool = True) -> SiteData:
+    """The data of a site, by the kind of its file; without `holds_out`, all of it is for training."""
+    node = config.data
+    test = node.test if isinstance(node.test, float) else DEFAULT_TEST_SHARE
+    seed = config.seed if node.seed is None else node.seed
+    held_out = HeldOut(test, node.validation, seed) if holds_out else HeldOut(seed=seed)
+    if path.suffix.lower() == ".csv":
+        return TableData.read(path, name, config, held_out)
+    if path.is_dir():
+        return ArrayData.of(*_image_pairs(path, node.options.get("size")), name, held_out)
+    arrays = read_npz(path)
+    test_pair = pair_in(arrays, path, ("_test",)) if {"x_test", "y_test"} & arrays.keys() else None
+    return ArrayData.of(pair_in(arrays, path, ("", "_train")), test_pair, name, held_out)
+
+
+def _image_pairs(path: Path, size: int | None) -> tuple[Pair, Pair | None]:
+    """The training images of a folder, and its test images if it has folders train/ and test/."""
+    pixels = None if size is None else (size, size)
+    if (path / "train").is_dir() and (path / "test").is_dir():
+        return read_images(path / "train", pixels), read_images(path / "test", pixels)
+    return read_images(path, pixels), None

@@ -1,0 +1,121 @@
+"""A site that has only its own rows has the samples that a simulation with everybody's rows gives to its client."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedadc.config.build import load_data
+from fedadc.data.dataset import Dataset
+from fedadc.errors import FedadcError
+from fedadc.runs.record import load_config
+from fedadc.sites.schema import (
+    DataSchema,
+    SiteSummary,
+    from_json,
+    merged_schema,
+    mixed_columns,
+    to_json,
+)
+from fedadc.sites.site_data import SiteData, read_site_data
+
+HOSPITALS = ("zurich", "bern", "10", "9")
+
+
+def hospital_rows(seed: int = 0) -> list[dict[str, str]]:
+    """Numbers, texts, missing values, a column that only one hospital fills with texts, unequal hospitals."""
+    rng, rows = np.random.default_rng(seed), []
+    for k, hospital in enumerate(HOSPITALS):
+        for _ in range(20 + 9 * k):
+            rows.append(
+                {
+                    "age": str(rng.integers(20, 90)) if rng.random() < 0.9 else "NA",
+                    "sex": str(rng.choice(["f", "m", ""])),
+                    "ward": str(rng.integers(1, 4)) if hospital == "bern" else str(rng.choice(["a", "b", "c"])),
+                    "hospital": hospital,
+                    "outcome": str(rng.choice(["1", "0", "01"] if hospital == "9" else ["2", "0"])),
+                }
+            )
+    order = np.random.default_rng(1).permutation(len(rows))
+    return [rows[i] for i in order]
+
+
+def write_csv(path: Path, rows: list[dict[str, str]], without: str | None = None) -> None:
+    names = [name for name in rows[0] if name != without]
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def config_of(data: dict[str, Any]) -> Any:
+    return load_config({"rounds": 1, "seed": 3, "data": data, "model": {"name": "mlp"}})
+
+
+def agreed(sites: list[SiteData], scale: dict[str, list[float]] | None = None) -> DataSchema:
+    """As the server does it, over text."""
+    sent = [from_json(SiteSummary, to_json(site.summary()), "site") for site in sites]
+    if mixed := mixed_columns(sent):
+        sent = [from_json(SiteSummary, to_json(site.summary(mixed)), "site") for site in sites]
+    return from_json(DataSchema, to_json(merged_schema(sent, scale or {})), "server")
+
+
+def same_as_simulation(sites: dict[str, SiteData], data: Dataset, schema: DataSchema) -> None:
+    assert schema.spec == data.spec
+    for name, site in sites.items():
+        samples = site.samples(schema)
+        for split, everybody in data.splits().items():
+            owners = getattr(data, "owners" if split == "train" else f"{split}_owners")
+            own = everybody.take(np.flatnonzero(owners.astype(str) == name))
+            assert torch.equal(samples[split].x, own.x) and torch.equal(samples[split].y, own.y), (name, split)
+
+
+@pytest.mark.parametrize("keeps_column", [False, True])
+def test_tables(keeps_column: bool, tmp_path: Path) -> None:
+    rows, scale = hospital_rows(), {"age": [50.0, 20.0]}
+    write_csv(tmp_path / "all.csv", rows)
+    node = {"name": "csv", "path": str(tmp_path / "all.csv"), "label": "outcome", "client": "hospital", "scale": scale}
+    config = config_of({**node, "validation": 0.2})
+    _, data = load_data(config)
+    sites = {}
+    for name in HOSPITALS:
+        own = [row for row in rows if row["hospital"] == name]
+        write_csv(tmp_path / f"{name}.csv", own, None if keeps_column else "hospital")
+        sites[name] = read_site_data(tmp_path / f"{name}.csv", name, config)
+    schema = agreed([sites[name] for name in sorted(sites)], scale)
+    same_as_simulation(sites, data, schema)
+    assert schema.encoding is not None and data.encoding is not None
+    assert schema.encoding.columns == data.encoding.columns
+
+
+@pytest.mark.parametrize("kind", ["numbers", "names"])
+def test_arrays(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    client = rng.integers(0, 4, 90)
+    y = rng.choice([12, 5, 101, -3], 90) if kind == "numbers" else rng.choice(["cat", "dog", "10", "9"], 90)
+    y[client == 2] = y[0]  # a client with one class
+    x = rng.integers(0, 255, (90, 1, 4, 4)).astype(np.uint8) if kind == "names" else rng.normal(size=(90, 3))
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=client)
+    config = config_of({"name": "npz", "path": str(tmp_path / "all.npz"), "validation": 0.25})
+    _, data = load_data(config)
+    sites = {}
+    for k in range(4):
+        np.savez(tmp_path / f"{k}.npz", x=x[client == k], y=y[client == k])
+        sites[str(k)] = read_site_data(tmp_path / f"{k}.npz", str(k), config)
+    same_as_simulation(sites, data, agreed([*sites.values()]))
+
+
+def test_a_site_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    config = config_of({"name": "npz", "path": "x"})
+    for name, shape in (("a", (20, 3)), ("b", (20, 4))):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones(shape), y=np.arange(20) % 2)
+    sites = [read_site_data(tmp_path / f"{name}.npz", name, config) for name in "ab"]
+    with pytest.raises(FedadcError, match=r"site b does not fit site a: it has inputs of shape \(4,\), not \(3,\)."):
+        agreed(sites)
+    with pytest.raises(FedadcError, match=r"site b has train inputs \[4\]"):
+        sites[1].samples(agreed(sites[:1]))
