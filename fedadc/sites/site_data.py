@@ -128,7 +128,7 @@ class ArrayData(SiteData):
             unknown = [str(value) for value in values if str(value) not in code]
             require(
                 not unknown,
-                f"site {self.name} has the {split} label {', '.join(unknown)[:40]}, which the federation does not have.",
+                f"site {self.name} has the {split} label {', '.join(unknown)[:40]}, unknown to the federation.",
                 DataError,
             )
             codes = np.array([code[str(value)] for value in values], dtype=np.int64)[position.reshape(-1)]

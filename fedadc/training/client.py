@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from fedadc.data.dataset import Samples
@@ -25,7 +26,7 @@ class Client:
     agreement: Agreement
     number: int  # in the server's roster
     samples: Samples
-    states: dict[int, State] = field(default_factory=dict)  # by round; the server says which of them counted last
+    states: MutableMapping[int, State] = field(default_factory=dict)  # by round; the server says which counted last
 
     def __post_init__(self) -> None:
         self._wire = Wire(self.agreement)
@@ -49,4 +50,5 @@ class Client:
 
     def forget(self, before: int) -> None:
         """Delete the states of rounds that no server will go back to, so that they do not pile up."""
-        self.states = {round: state for round, state in self.states.items() if round >= before}
+        for round in [round for round in self.states if round < before]:
+            del self.states[round]
