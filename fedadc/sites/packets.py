@@ -1,0 +1,35 @@
+"""What passes between the server and a site: a few facts, and the bytes of a message.
+
+A message of training has two parts. Its head differs from client to client; its body, the vectors of the round, is the
+same for all of them, so that a transport may store and send it once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Fact = str | int | float | bool
+Kind = Literal["hello", "describe", "agree", "train", "count", "finish"]
+PREFIX = 8  # bytes at the beginning of a safetensors file, which have the length of its header
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A request or its answer."""
+
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    head: bytes = b""
+    body: bytes = b""
+
+    @staticmethod
+    def of(message: bytes, facts: Mapping[str, Fact]) -> Packet:
+        """A message of `fedadc.training.wire`, which is a safetensors file, in two parts."""
+        (length,) = struct.unpack("<Q", message[:PREFIX])
+        return Packet(facts, message[: PREFIX + length], message[PREFIX + length :])
+
+    @property
+    def message(self) -> bytes:
+        return self.head + self.body
