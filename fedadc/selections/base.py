@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ Chooser = Callable[[np.random.Generator], Array]  # the round's random generator
 @dataclass(frozen=True, kw_only=True)
 class Selection(Settings):
     """Base class of all selections. Subclasses implement `chooser`."""
+
+    needs_label_counts: ClassVar[bool] = False  # a real site is asked for its own only if this is true
 
     def chooser(self, clients: int, size: int, label_counts: Callable[[], Array], rng: np.random.Generator) -> Chooser:
         """A function that draws cohorts of `size` out of `clients` clients. It must be picklable.

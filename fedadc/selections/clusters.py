@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,8 @@ COMPARED_AT_ONCE = 2**17  # numbers compared with a center at once
 @dataclass(frozen=True, kw_only=True)
 class Clusters(Selection):
     """A proportional share of the cohort from each cluster of clients with similar labels (section IV-E)."""
+
+    needs_label_counts: ClassVar[bool] = True
 
     reports: Reports = "histograms"  # clients report their samples per class, or only which classes they hold
     count: int | None = field(default=None, metadata={"default": "cohort size"})  # maximum number of clusters

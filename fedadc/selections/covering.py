@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ PROPOSALS_PER_CLIENT, PROPOSALS_PER_SLOT, MAX_STEPS = 5, 100, 20_000  # these gi
 @dataclass(frozen=True, kw_only=True)
 class Covering(Selection):
     """A cohort whose clients together hold every class, uniform among all such cohorts (section IV-E)."""
+
+    needs_label_counts: ClassVar[bool] = True
 
     reports: Reports = "histograms"  # clients report their samples per class, or only which classes they hold
     at_least: int = 1  # samples of each class that a cohort must hold in total

@@ -13,6 +13,7 @@ from typing import Literal
 
 Fact = str | int | float | bool
 Kind = Literal["hello", "describe", "agree", "train", "count", "finish"]
+PROBLEM, NOT_JOINED = "problem", "not joined"  # facts of an answer that says why a request was refused
 PREFIX = 8  # bytes at the beginning of a safetensors file, which have the length of its header
 
 

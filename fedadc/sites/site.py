@@ -6,6 +6,7 @@ Nothing is kept in memory between two requests: a transport may start a process 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedadc.config.settings import Config
 from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError, RunDamaged, require
 from fedadc.evaluation.metrics import BatchCounts, MetricCounter
-from fedadc.sites.packets import Kind, Packet
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
 from fedadc.sites.schema import DataSchema, from_json, to_json
 from fedadc.sites.site_data import SiteData, read_site_data
 from fedadc.sites.site_states import SiteStates
@@ -29,6 +30,7 @@ from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
 from fedadc.training.client import Client
 
+log = logging.getLogger("fedadc")
 JOINED, SAMPLES, STATES = "joined.json", "samples.safetensors", "states"
 
 
@@ -64,8 +66,15 @@ class Site:
     config: Config  # of the federation, without data
     allows_label_counts: bool = False
 
+    def reply(self, kind: Kind, request: Packet) -> Packet:
+        """Do what the server asks for, or say in one sentence why it cannot be done."""
+        try:
+            return self.answer(kind, request)
+        except FedadcError as error:
+            log.error("%s: %s", kind, error)
+            return Packet({PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
+
     def answer(self, kind: Kind, request: Packet) -> Packet:
-        """Do what the server asks for; an error says in one sentence why it cannot be done."""
         if kind == "hello":
             return Packet({"client": self.name, "fedadc": __version__})
         if kind == "describe":
@@ -101,6 +110,10 @@ class Site:
         write_file(run.folder / JOINED, to_json(joined))
         sizes = {split: len(own) for split, own in samples.items()}
         return SiteAnswer(sizes, counts, checksum(content), run.agreement.fingerprint())
+
+    def states(self, run: str) -> SiteStates:
+        """The states of its client in a run."""
+        return SiteStates(_folder(self, run) / STATES)
 
     def source(self) -> str:
         """What changes when the data does: names, sizes and times of its files."""
@@ -143,14 +156,11 @@ class SiteRun:
         config = replace(config, model=replace(config.model, channels_last=self.joined.channels_last))
         return build_agreement(config, self.joined.schema.spec, self.samples["train"])
 
-    @property
-    def states(self) -> SiteStates:
-        return SiteStates(self.folder / STATES)
-
     def train(self, request: Packet) -> Packet:
-        client = Client(self.agreement, self.joined.number, self.samples["train"], self.states)
+        states = self.site.states(self.joined.run)
+        client = Client(self.agreement, self.joined.number, self.samples["train"], states)
         answer = client.answer(request.message)
-        self.states.forget(int(request.facts["oldest"]))
+        states.forget(int(request.facts["oldest"]))
         return Packet.of(answer, {})
 
     def count(self, request: Packet) -> Packet:

@@ -1,0 +1,166 @@
+"""Requests to sites by the names of their clients, over any transport. A site that was lost is asked again.
+
+A transport reaches nodes, whose numbers mean nothing and may change when a site starts again. So every new node is
+asked for its client's name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedadc.engines.pooled import EventLog
+from fedadc.errors import FedadcError, WorkersLost, require
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
+
+POLL = 0.2  # seconds between two looks for answers
+WINDOW = 8  # answers that are fetched ahead of their turn
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No answer will come: the node is gone, or its process died."""
+
+    reason: str
+
+
+class Transport(Protocol):
+    """Carries packets to nodes and back."""
+
+    def nodes(self) -> Collection[int]:
+        """The nodes that are connected."""
+        ...
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        """Send a request, and return its number."""
+        ...
+
+    def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
+        """Answers to these requests that have come; each is returned once."""
+        ...
+
+
+class Refused(FedadcError):
+    """A site has refused a request."""
+
+
+class SiteMustAgree(Refused):
+    """A site has nothing of this run, or its data has changed: it must agree again before it can train."""
+
+
+@dataclass
+class _Request:
+    name: str
+    packet: Packet
+    number: str | None = None  # None: it is not sent
+    node: int = 0
+
+
+class SiteConnections:
+    """Knows which node has which client. `ask` waits for every answer, also while a site starts again."""
+
+    def __init__(self, transport: Transport, patience: float) -> None:
+        self.transport, self.patience = transport, patience
+        self.events = EventLog()
+        self.found: dict[str, int] = {}  # client -> node
+        self._asked: dict[int, str] = {}  # node -> number of the request for its name
+        self._known: set[int] = set()  # nodes that have said their names
+
+    def wait_for(self, wanted: Collection[str] | int) -> list[str]:
+        """Wait until these sites, or so many, are connected; returns their names in order."""
+        until = time.monotonic() + self.patience
+        while True:
+            self._look()
+            names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
+            missing = wanted - len(names) if isinstance(wanted, int) else len(wanted) - len(names)
+            if missing <= 0:
+                require(
+                    not isinstance(wanted, int) or len(names) == wanted,
+                    f"{len(names)} sites are connected, but federation.sites is {wanted}: {', '.join(names)}.",
+                )
+                return names if isinstance(wanted, int) else list(wanted)
+            if time.monotonic() > until:
+                absent = (
+                    f"{missing} sites" if isinstance(wanted, int) else ", ".join(n for n in wanted if n not in names)
+                )
+                raise WorkersLost(f"{absent} did not connect within {self.patience:g} seconds.")
+            time.sleep(POLL)
+
+    def _look(self) -> None:
+        """Ask new nodes for their names, and forget those that are gone."""
+        nodes = set(self.transport.nodes())
+        for node in nodes - self._asked.keys() - self._known:
+            self._asked[node] = self.transport.send(node, "hello", Packet())
+        self._asked = {node: number for node, number in self._asked.items() if node in nodes}
+        self._known &= nodes
+        self.found = {name: node for name, node in self.found.items() if node in nodes}
+        answers = self.transport.receive(list(self._asked.values())) if self._asked else {}
+        for node, number in list(self._asked.items()):
+            answer = answers.get(number)
+            if answer is None:
+                continue
+            del self._asked[node]
+            if isinstance(answer, Lost):
+                continue
+            self._known.add(node)
+            self._add(str(answer.facts.get("client", "")), node, answer)
+
+    def _add(self, name: str, node: int, answer: Packet) -> None:
+        if PROBLEM in answer.facts:
+            self.events.record(f"a site cannot take part: {answer.facts[PROBLEM]}")
+            return
+        other = self.found.get(name)
+        require(other is None or other == node, f"two sites are called {name}; every site needs a name of its own.")
+        self.found[name] = node
+
+    def ask(self, kind: Kind, requests: Iterable[tuple[str, Packet]]) -> Iterator[Packet]:
+        """The answers of these sites, in the same order."""
+        waiting = [_Request(name, packet) for name, packet in requests]
+        answers: dict[str, Packet] = {}
+        since = time.monotonic()
+        position = 0
+        while position < len(waiting):
+            self._send(kind, waiting[position:])
+            if self._fetch(waiting[position : position + WINDOW], answers):
+                since = time.monotonic()
+            name = waiting[position].name
+            if name in answers:
+                yield _checked(name, answers.pop(name))
+                position, since = position + 1, time.monotonic()
+                continue
+            if time.monotonic() - since > self.patience:
+                raise WorkersLost(f"site {name} has not answered for {self.patience:g} seconds.")
+            time.sleep(POLL)
+
+    def _send(self, kind: Kind, waiting: Sequence[_Request]) -> None:
+        if any(request.number is None for request in waiting):
+            self._look()
+        for request in waiting:
+            node = self.found.get(request.name)
+            if request.number is None and node is not None:
+                request.number, request.node = self.transport.send(node, kind, request.packet), node
+
+    def _fetch(self, waiting: Sequence[_Request], answers: dict[str, Packet]) -> bool:
+        """Take what has come; a request whose answer is lost is sent again."""
+        open_requests = {r.number: r for r in waiting if r.number is not None and r.name not in answers}
+        came = self.transport.receive(list(open_requests)) if open_requests else {}
+        for number, answer in came.items():
+            request = open_requests[number]
+            if isinstance(answer, Lost):
+                self.events.record(f"site {request.name} was lost ({answer.reason}); it is asked again")
+                request.number = None
+                if self.found.get(request.name) == request.node:
+                    del self.found[request.name]
+                    self._known.discard(request.node)
+            else:
+                answers[request.name] = answer
+        return bool(came)
+
+
+def _checked(name: str, answer: Packet) -> Packet:
+    if PROBLEM in answer.facts:
+        kind = SiteMustAgree if answer.facts.get(NOT_JOINED) else Refused
+        raise kind(f"site {name}: {answer.facts[PROBLEM]}")
+    return answer

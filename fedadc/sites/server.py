@@ -1,0 +1,185 @@
+"""The server's half of a real federation: it finds the sites, lets them agree on the data, and trains with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedadc.config.build import build_agreement, build_coordinator, complete
+from fedadc.config.settings import Config
+from fedadc.data.dataset import Samples
+from fedadc.data.roster import Roster
+from fedadc.engines.remote import Remote
+from fedadc.errors import FedadcError, require
+from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
+from fedadc.models.vectors import State, Vector
+from fedadc.server_half import ServerHalf
+from fedadc.sites.connections import SiteConnections
+from fedadc.sites.packets import Fact, Packet
+from fedadc.sites.schema import DataSchema, SiteSummary, from_json, merged_schema, mixed_columns, to_json, with_names
+from fedadc.sites.site import SiteAnswer
+from fedadc.system.determinism import deterministic
+from fedadc.system.files import to_safetensors
+from fedadc.training.aggregate import PartialSum
+from fedadc.training.agreement import Agreement
+from fedadc.training.messages import ClientTask, ServerBroadcast
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a federation has agreed on before its first round. It is stored with the run, and never changes."""
+
+    run: str
+    names: tuple[str, ...]  # of the clients, in the order of their numbers
+    schema: DataSchema
+    answers: tuple[SiteAnswer, ...]  # of the sites, in the same order
+    holds_out: bool
+    channels_last: bool
+
+
+def agree_with_sites(
+    connections: SiteConnections, names: Sequence[str], config: Config, run: str, holds_out: bool
+) -> Terms:
+    """Collect the sites' summaries, merge and freeze them, and let every site prepare its data accordingly."""
+    options = config.data.options
+    summaries = _described(connections, names, holds_out, ())
+    if mixed := mixed_columns(summaries):
+        summaries = _described(connections, names, holds_out, sorted(mixed))
+    schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
+    agreement = build_agreement(complete(config), schema.spec)
+    channels_last = agreement.inputs.channels_last
+    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last)
+    answers = tuple(agree_again(connections, terms, config, names))
+    _require_same_agreement(names, answers, _agreement(config, terms))
+    return replace(terms, answers=answers)
+
+
+def _described(
+    connections: SiteConnections, names: Sequence[str], holds_out: bool, as_text: Sequence[str]
+) -> list[SiteSummary]:
+    request = Packet({"holds_out": holds_out, "as_text": json.dumps(as_text)})
+    answers = connections.ask("describe", [(name, request) for name in names])
+    found = [from_json(SiteSummary, a.body, f"site {n}") for n, a in zip(names, answers, strict=True)]
+    for name, summary in zip(names, found, strict=True):
+        require(summary.client == name, f"site {name} answered as {summary.client}.")
+    return found
+
+
+def agree_again(
+    connections: SiteConnections, terms: Terms, config: Config, names: Iterable[str]
+) -> Iterator[SiteAnswer]:
+    """Let these sites prepare their data for a run, as the frozen schema says."""
+    needs_counts = config.cohort.selection is not None and config.cohort.selection.needs_label_counts
+    body = to_json(terms.schema)
+    chosen = list(names)
+    requests = []
+    for name in chosen:
+        facts: dict[str, Fact] = {
+            "run": terms.run, "number": terms.names.index(name), "channels_last": terms.channels_last,
+            "holds_out": terms.holds_out, "label_counts": needs_counts,
+        }  # fmt: skip
+        requests.append((name, Packet(facts, body=body)))
+    for name, answer in zip(chosen, connections.ask("agree", requests), strict=True):
+        yield from_json(SiteAnswer, answer.body, f"site {name}")
+
+
+def _agreement(config: Config, terms: Terms) -> Agreement:
+    config = complete(config)
+    config = replace(config, model=replace(config.model, channels_last=terms.channels_last))
+    return build_agreement(config, terms.schema.spec)
+
+
+def _require_same_agreement(names: Sequence[str], answers: Sequence[SiteAnswer], agreement: Agreement) -> None:
+    expected = agreement.fingerprint()
+    for name, answer in zip(names, answers, strict=True):
+        require(
+            answer.agreement == expected,
+            f"site {name} would train with other settings or initial weights than the server; make fedadc and torch "
+            "the same there.",
+        )
+
+
+class SiteEngine:
+    """Runs the clients at their sites, and asks the sites to evaluate."""
+
+    def __init__(
+        self, agreement: Agreement, connections: SiteConnections, terms: Terms, counter: MetricCounter
+    ) -> None:
+        self.connections, self.terms, self.counter = connections, terms, counter
+        self.oldest: Callable[[], int] = lambda: 0  # round to which the server may go back
+        self._remote = Remote(agreement, self._exchange)
+
+    def run(
+        self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
+    ) -> Iterator[PartialSum]:
+        return self._remote.run(broadcast, tasks, states)
+
+    def _exchange(self, messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | None]:
+        facts: dict[str, Fact] = {"run": self.terms.run, "oldest": self.oldest()}
+        requests = [(self.terms.names[client], Packet.of(message, facts)) for client, message in messages]
+        for answer in self.connections.ask("train", requests):
+            yield answer.message
+
+    def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
+        for batch in batches:
+            with deterministic():
+                yield self.counter.count(theta, batch)
+
+    def take_events(self) -> tuple[str, ...]:
+        return (*self.connections.events.take(), *self._remote.take_events())
+
+    def close(self) -> None:
+        """The sites stay connected."""
+
+
+class SiteFederation(ServerHalf):
+    """A federation of real sites, as its server sees it."""
+
+    engine: SiteEngine
+
+    def __init__(
+        self, config: Config, connections: SiteConnections, terms: Terms, held: Mapping[str, Samples] | None = None
+    ) -> None:
+        self.config, self.terms = complete(config), terms
+        self.evaluation, self.storage = config.evaluate, config.storage
+        self.agreement = _agreement(config, terms)
+        sizes = np.array([answer.sizes["train"] for answer in terms.answers])
+        counts = [answer.label_counts for answer in terms.answers]
+        reported = None if None in counts else lambda: np.array(counts)
+        roster = Roster(sizes, terms.names, reported)
+        self.coordinator = build_coordinator(self.config, self.agreement, roster)
+        agreement = self.agreement
+        self.counter = MetricCounter(self.model, dict(held or {}), agreement.inputs, agreement.classes, self.evaluation)
+        self.engine = SiteEngine(agreement, connections, terms, self.counter)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def engine_facts(self) -> dict[str, Any]:
+        return {"engine": "flower", "sites": len(self.terms.names)}
+
+    def data_checksum(self) -> str:
+        """A checksum of what the sites have agreed on and of their data, as they tell it."""
+        digest = hashlib.sha256(to_json(replace(self.terms, run="")))
+        digest.update(to_safetensors(self._held_tensors()))
+        digest.update(to_safetensors(self.model.fixed()))
+        return digest.hexdigest()
+
+    def _held_tensors(self) -> dict[str, Tensor]:
+        return {f"{split}.{part}": getattr(s, part) for split, s in self.counter.splits.items() for part in "xy"}
+
+
+def require_same_data(terms: Terms, answers: Mapping[str, SiteAnswer]) -> None:
+    """Refuse sites whose data has changed since the run began."""
+    for name, answer in answers.items():
+        before = terms.answers[terms.names.index(name)]
+        if answer.data != before.data:
+            raise FedadcError(f"the data of site {name} has changed since the run began; a new run is needed.")

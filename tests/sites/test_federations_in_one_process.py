@@ -1,0 +1,106 @@
+"""The server's half and the sites' halves, joined by a transport without a network: the bits are the simulation's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedadc.config.build import prepare
+from fedadc.methods import METHODS
+from fedadc.runs.record import load_config
+from fedadc.sites.connections import Lost, SiteConnections
+from fedadc.sites.packets import Kind, Packet
+from fedadc.sites.server import SiteFederation, agree_with_sites
+from fedadc.sites.site import Site
+
+CLIENTS = ("anna", "bert", "carl", "dora", "emil")
+
+
+class Direct:
+    """Calls the sites; a node may be lost once, after it has trained but before its answer arrives."""
+
+    def __init__(self, sites: Collection[Site], losing: Collection[int] = ()) -> None:
+        self.sites = dict(enumerate(sites, start=100))
+        self.answers: dict[str, Packet | Lost] = {}
+        self.losing, self.sent = set(losing), 0
+
+    def nodes(self) -> Collection[int]:
+        return list(self.sites)
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        self.sent += 1
+        answer: Packet | Lost = self.sites[node].reply(kind, packet)
+        if kind == "train" and self.sent in self.losing:
+            self.sites[node + 1000] = self.sites.pop(node)  # it starts again as another node
+            answer = Lost("it was killed")
+        self.answers[str(self.sent)] = answer
+        return str(self.sent)
+
+    def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
+        return {number: self.answers.pop(number) for number in reversed(list(numbers)) if number in self.answers}
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    client = rng.choice(np.array(CLIENTS), 120, p=[0.1, 0.3, 0.2, 0.3, 0.1])
+    x, y = rng.normal(size=(120, 6)), rng.choice(4, 120)
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=client)
+    for name in CLIENTS:
+        np.savez(tmp_path / f"{name}.npz", x=x[client == name], y=y[client == name])
+    return tmp_path
+
+
+def config_of(folder: Path, **changes: Any) -> Any:
+    tree: dict[str, Any] = {
+        "rounds": 4, "seed": 2, "data": {"name": "npz", "path": str(folder / "all.npz")},
+        "model": {"name": "mlp", "hidden": [8], "projection": 6}, "cohort": {"size": 3},
+        "local": {"epochs": 2, "batch_size": 8, "lr": 0.1},
+    }  # fmt: skip
+    return load_config({**tree, **changes})
+
+
+def sites_of(folder: Path, config: Any) -> list[Site]:
+    kept = folder / "kept"
+    return [Site(n, folder / f"{n}.npz", kept / n, config, allows_label_counts=True) for n in reversed(CLIENTS)]
+
+
+def federation_of(folder: Path, config: Any, losing: Collection[int] = ()) -> tuple[SiteFederation, list[Site]]:
+    sites = sites_of(folder, config)
+    connections = SiteConnections(Direct(sites, losing), patience=5)
+    names = connections.wait_for(CLIENTS)
+    return SiteFederation(config, connections, agree_with_sites(connections, names, config, "r1", True)), sites
+
+
+CASES: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS}
+CASES |= {
+    "top_k": {"method": "scaffold", "communication": {"uplink": "top_k"}},
+    "eight_bit": {"method": "fedadc", "communication": {"uplink": "eight_bit"}},
+    "clusters": {"method": "fedadc", "cohort": {"size": 3, "selection": {"name": "clusters", "count": 2}}},
+    "weighted": {"method": "scaffold", "cohort": {"size": 3, "weighting": "samples"}},
+}
+
+
+@pytest.mark.parametrize("losing", [(), (16, 18, 21)], ids=["", "sites lost"])
+@pytest.mark.parametrize("case", CASES)
+def test_sites_give_the_bits_of_the_simulation(case: str, losing: Collection[int], arrays: Path) -> None:
+    config = config_of(arrays, **CASES[case])
+    here = list(prepare(config).federation.rounds(config.rounds))[-1]
+    federation, sites = federation_of(arrays, config, losing)
+    results = list(federation.rounds(config.rounds))
+    there = results[-1]
+    if losing and federation.method.federated:
+        assert any("was lost" in event for result in results for event in result.events)
+    assert torch.equal(here.state.theta, there.state.theta)
+    assert here.state.server.keys() == there.state.server.keys()
+    assert all(torch.equal(here.state.server[n], there.state.server[n]) for n in here.state.server)
+    assert here.train_loss == there.train_loss and here.cohort == there.cohort and here.bytes_up == there.bytes_up
+    by_name = {site.name: site for site in sites}
+    for number, state in here.state.clients.items():
+        kept = by_name[CLIENTS[number]].states("r1")[there.state.clients.counted(number)]
+        assert state.keys() == kept.keys() and all(torch.equal(state[n], kept[n]) for n in state)
