@@ -1,0 +1,90 @@
+"""The two halves of a federation on Flower, which carries their packets. No other module imports Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedadc.errors import FedadcError
+from fedadc.sites.connections import Lost
+from fedadc.sites.packets import PROBLEM, Fact, Kind, Packet
+
+TYPES: dict[Kind, str] = {
+    "hello": "query.hello",
+    "describe": "query.describe",
+    "agree": "query.agree",
+    "train": "train",
+    "count": "evaluate",
+    "finish": "query.finish",
+}
+FACTS, PARTS = "facts", "parts"
+SERIALIZATION = "fedadc"  # how the bytes of an array came about: they are the bytes of a message, as they are
+# errors of Flower that mean: the app does not work there; after all others, the site may answer again
+APP_FAILED = (1, 2, 7)  # it cannot be loaded, it raised an exception, its bundle is not valid
+
+
+def to_record(packet: Packet) -> RecordDict:
+    parts = {name: content for name, content in (("head", packet.head), ("body", packet.body)) if content}
+    arrays = {name: Array("uint8", (len(content),), SERIALIZATION, content) for name, content in parts.items()}
+    return RecordDict({FACTS: ConfigRecord(dict(packet.facts)), PARTS: ArrayRecord(arrays)})
+
+
+def to_packet(record: RecordDict) -> Packet:
+    try:
+        facts: dict[str, Fact] = {k: v for k, v in record.config_records[FACTS].items() if isinstance(v, Fact)}
+        parts = {name: array.data for name, array in record.array_records[PARTS].items()}
+    except KeyError as error:
+        raise FedadcError(f"the message is not one of fedadc: it lacks {error}.") from None
+    return Packet(facts, parts.get("head", b""), parts.get("body", b""))
+
+
+class GridTransport:
+    """Packets over Flower's grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> Collection[int]:
+        return list(self.grid.get_node_ids())
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        (number,) = self.grid.push_messages([Message(to_record(packet), node, TYPES[kind])])
+        return str(number)
+
+    def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
+        found: dict[str, Packet | Lost] = {}
+        for message in self.grid.pull_messages(list(numbers)):
+            found[message.metadata.reply_to_message_id] = self._read(message)
+        return found
+
+    @staticmethod
+    def _read(message: Message) -> Packet | Lost:
+        if not message.has_error():
+            return to_packet(message.content)
+        reason = f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}"
+        return Packet({PROBLEM: reason}) if message.error.code in APP_FAILED else Lost(reason)
+
+
+def client_app(app_file: str) -> ClientApp:
+    """The ClientApp of a federation; the app's folder has its config."""
+    app, folder = ClientApp(), Path(app_file).resolve().parent
+
+    def answering(kind: Kind) -> Callable[[Message, Context], Message]:
+        def answer(message: Message, context: Context) -> Message:
+            from fedadc.sites.node import site_of  # imports torch, which most of the start takes
+
+            site = site_of(folder, context.node_config)
+            return Message(to_record(site.reply(kind, to_packet(message.content))), reply_to=message)
+
+        return answer
+
+    for kind, name in TYPES.items():
+        category, _, action = name.partition(".")
+        register: Any = getattr(app, category)
+        (register(action) if action else register())(answering(kind))
+    return app
