@@ -92,14 +92,14 @@ def run(
     require(not resume or path is not None, "resume needs `out`, the run directory to resume.")
     original = None
     if path is not None:
-        original = _original_config(path, config, trust) if resume else None
+        original = original_config(path, config, trust) if resume else None
         if original is None and not (resume and is_unstarted(path)):
             require_empty(path, overwrite)
     device = resolve_device(device)
     plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu, engine)
     if original is not None and path is not None and not trust:
         require_unchanged_code(path, config)
-    return _train(plan, original, path, overwrite, device, data_dir, watch, notes, until)
+    return train_plan(plan, original, path, overwrite, device, data_dir, watch, notes, until)
 
 
 def resume(
@@ -143,10 +143,10 @@ def resume_config(
     data_dir = data_dir or text_of(facts, "data_dir")
     device = resolve_device(device or text_of(facts, "device") or "cpu")
     plan = _plan(config, original, path, data_dir, device, workers, workers_per_gpu, engine)
-    return _train(plan, original, path, False, device, data_dir, watch, notes)
+    return train_plan(plan, original, path, False, device, data_dir, watch, notes)
 
 
-def _original_config(path: Path, config: Config, trust: bool) -> Config | None:
+def original_config(path: Path, config: Config, trust: bool) -> Config | None:
     """The config of the run in a directory; None if no run was started there.
 
     It is only compared with the user's own config, so it needs no classes but those that this one has.
@@ -178,7 +178,7 @@ def _plan(
     return prepare(config, data_dir, device, path, count, cluster)
 
 
-def _train(
+def train_plan(
     plan: TrainingPlan,
     original: Config | None,
     path: Path | None,

@@ -164,7 +164,7 @@ class SiteFederation(ServerHalf):
 
     @property
     def engine_facts(self) -> dict[str, Any]:
-        return {"engine": "flower", "sites": len(self.terms.names)}
+        return {"engine": "sites", "federation": to_json(self.terms).decode()}
 
     def data_checksum(self) -> str:
         """A checksum of what the sites have agreed on and of their data, as they tell it."""

@@ -13,9 +13,11 @@ import torch
 from fedadc.config.build import prepare
 from fedadc.methods import METHODS
 from fedadc.runs.record import load_config
+from fedadc.runs.runner import run
 from fedadc.sites.connections import Lost, SiteConnections
 from fedadc.sites.packets import Kind, Packet
 from fedadc.sites.server import SiteFederation, agree_with_sites
+from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
 
 CLIENTS = ("anna", "bert", "carl", "dora", "emil")
@@ -27,13 +29,15 @@ class Direct:
     def __init__(self, sites: Collection[Site], losing: Collection[int] = ()) -> None:
         self.sites = dict(enumerate(sites, start=100))
         self.answers: dict[str, Packet | Lost] = {}
-        self.losing, self.sent = set(losing), 0
+        self.losing, self.sent, self.limit = set(losing), 0, 10**9
 
     def nodes(self) -> Collection[int]:
         return list(self.sites)
 
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
         self.sent += 1
+        if self.sent > self.limit:
+            raise Interrupted
         answer: Packet | Lost = self.sites[node].reply(kind, packet)
         if kind == "train" and self.sent in self.losing:
             self.sites[node + 1000] = self.sites.pop(node)  # it starts again as another node
@@ -104,3 +108,27 @@ def test_sites_give_the_bits_of_the_simulation(case: str, losing: Collection[int
     for number, state in here.state.clients.items():
         kept = by_name[CLIENTS[number]].states("r1")[there.state.clients.counted(number)]
         assert state.keys() == kept.keys() and all(torch.equal(state[n], kept[n]) for n in state)
+
+
+class Interrupted(Exception):
+    """The server dies."""
+
+
+@pytest.mark.parametrize("method", ["fedadc", "scaffold", "moon"])
+def test_a_server_that_dies_at_any_message_goes_on_with_the_same_bits(method: str, arrays: Path) -> None:
+    config = config_of(arrays, method=method, rounds=5, checkpoint={"every": 2})
+    plain = load_config({**config.tree(), "data": {"name": "npz", "path": str(arrays / "all.npz"), "test": 0.2}})
+    run(plain, out=arrays / "here")
+    sites = sites_of(arrays, config)
+    deaths = 0
+    for limit in (7, 16, 18, 21, 24, 30, 1000):
+        transport = Direct(sites)
+        transport.limit = limit
+        try:
+            serve(config, CLIENTS, transport, arrays / "there", patience=5)
+            break
+        except Interrupted:
+            deaths += 1
+    assert deaths >= 3
+    assert (arrays / "there/model.safetensors").read_bytes() == (arrays / "here/model.safetensors").read_bytes()
+    assert len((arrays / "there/metrics.jsonl").read_text().splitlines()) == 5
