@@ -7,7 +7,7 @@ asked for its client's name.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,16 +46,13 @@ class Refused(FedadcError):
     """A site has refused a request."""
 
 
-class SiteMustAgree(Refused):
-    """A site has nothing of this run, or its data has changed: it must agree again before it can train."""
-
-
 @dataclass
 class _Request:
     name: str
     packet: Packet
     number: str | None = None  # None: it is not sent
     node: int = 0
+    joined_again: bool = False
 
 
 class SiteConnections:
@@ -115,8 +112,10 @@ class SiteConnections:
         require(other is None or other == node, f"two sites are called {name}; every site needs a name of its own.")
         self.found[name] = node
 
-    def ask(self, kind: Kind, requests: Iterable[tuple[str, Packet]]) -> Iterator[Packet]:
-        """The answers of these sites, in the same order."""
+    def ask(
+        self, kind: Kind, requests: Iterable[tuple[str, Packet]], agree: Callable[[str], None] | None = None
+    ) -> Iterator[Packet]:
+        """The answers of these sites, in the same order; `agree` lets a site join again that has nothing of the run."""
         waiting = [_Request(name, packet) for name, packet in requests]
         answers: dict[str, Packet] = {}
         since = time.monotonic()
@@ -127,7 +126,12 @@ class SiteConnections:
                 since = time.monotonic()
             name = waiting[position].name
             if name in answers:
-                yield _checked(name, answers.pop(name))
+                answer = answers.pop(name)
+                if answer.facts.get(NOT_JOINED) and agree is not None and not waiting[position].joined_again:
+                    agree(name)
+                    waiting[position] = _Request(name, waiting[position].packet, joined_again=True)
+                    continue
+                yield _checked(name, answer)
                 position, since = position + 1, time.monotonic()
                 continue
             if time.monotonic() - since > self.patience:
@@ -161,6 +165,5 @@ class SiteConnections:
 
 def _checked(name: str, answer: Packet) -> Packet:
     if PROBLEM in answer.facts:
-        kind = SiteMustAgree if answer.facts.get(NOT_JOINED) else Refused
-        raise kind(f"site {name}: {answer.facts[PROBLEM]}")
+        raise Refused(f"site {name}: {answer.facts[PROBLEM]}")
     return answer

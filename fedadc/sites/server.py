@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedadc.config.build import build_agreement, build_coordinator, complete
@@ -17,10 +18,12 @@ from fedadc.data.dataset import Samples
 from fedadc.data.roster import Roster
 from fedadc.engines.remote import Remote
 from fedadc.errors import FedadcError, require
+from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
 from fedadc.server_half import ServerHalf
 from fedadc.sites.connections import SiteConnections
+from fedadc.sites.evaluation import SiteCounter, SiteEvaluator, from_tensors
 from fedadc.sites.packets import Fact, Packet
 from fedadc.sites.schema import DataSchema, SiteSummary, from_json, merged_schema, mixed_columns, to_json, with_names
 from fedadc.sites.site import SiteAnswer
@@ -29,6 +32,7 @@ from fedadc.system.files import to_safetensors
 from fedadc.training.aggregate import PartialSum
 from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientTask, ServerBroadcast
+from fedadc.training.state import RunState
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,9 @@ class SiteEngine:
     """Runs the clients at their sites, and asks the sites to evaluate."""
 
     def __init__(
-        self, agreement: Agreement, connections: SiteConnections, terms: Terms, counter: MetricCounter
+        self, config: Config, agreement: Agreement, connections: SiteConnections, terms: Terms, counter: MetricCounter
     ) -> None:
-        self.connections, self.terms, self.counter = connections, terms, counter
+        self.config, self.connections, self.terms, self.counter = config, connections, terms, counter
         self.oldest: Callable[[], int] = lambda: 0  # round to which the server may go back
         self._remote = Remote(agreement, self._exchange)
 
@@ -123,13 +127,41 @@ class SiteEngine:
     def _exchange(self, messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | None]:
         facts: dict[str, Fact] = {"run": self.terms.run, "oldest": self.oldest()}
         requests = [(self.terms.names[client], Packet.of(message, facts)) for client, message in messages]
-        for answer in self.connections.ask("train", requests):
+        for answer in self.connections.ask("train", requests, self._agree_again):
             yield answer.message
 
+    def _agree_again(self, name: str) -> None:
+        """Let a site join again that has lost what it kept of the run, but not its data."""
+        (answer,) = agree_again(self.connections, self.terms, self.config, [name])
+        require_same_data(self.terms, {name: answer})
+
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
+        if isinstance(self.counter, SiteCounter):
+            yield from self._count_at_sites(theta, batches, {})
+            return
         for batch in batches:
             with deterministic():
                 yield self.counter.count(theta, batch)
+
+    def count_personal(self, state: RunState) -> Iterator[BatchCounts]:
+        """Let every site count with its client's own model, as it was after the last round that counted."""
+        counted = {k: state.clients.counted(k) for k in range(len(self.terms.names))}
+        return self._count_at_sites(state.theta, self.counter.batches(), counted)
+
+    def _count_at_sites(
+        self, theta: Vector, batches: Sequence[EvaluationBatch], counted: Mapping[int, int]
+    ) -> Iterator[BatchCounts]:
+        clients, body = sorted({batch.start for batch in batches}), theta.cpu().numpy().tobytes()
+        requests = [
+            (self.terms.names[k], Packet({"run": self.terms.run, "personal": counted.get(k, -1)}, body=body))
+            for k in clients
+        ]
+        found = {}
+        for k, answer in zip(clients, self.connections.ask("count", requests, self._agree_again), strict=True):
+            sizes, classes = self.terms.answers[k].sizes, self.counter.classes
+            found[k] = from_tensors(answer.body, sizes, classes, self.terms.names[k])
+        for batch in batches:
+            yield found[batch.start][batch.split]
 
     def take_events(self) -> tuple[str, ...]:
         return (*self.connections.events.take(), *self._remote.take_events())
@@ -155,8 +187,29 @@ class SiteFederation(ServerHalf):
         roster = Roster(sizes, terms.names, reported)
         self.coordinator = build_coordinator(self.config, self.agreement, roster)
         agreement = self.agreement
-        self.counter = MetricCounter(self.model, dict(held or {}), agreement.inputs, agreement.classes, self.evaluation)
-        self.engine = SiteEngine(agreement, connections, terms, self.counter)
+        self.counter = self._counter(held)
+        self.engine = SiteEngine(self.config, agreement, connections, terms, self.counter)
+
+    def _counter(self, held: Mapping[str, Samples] | None) -> MetricCounter:
+        """Counts on the samples that the server has; if it has none, the sites count on theirs."""
+        inputs, classes = self.agreement.inputs, self.agreement.classes
+        if held:
+            return MetricCounter(self.model, dict(held), inputs, classes, self.evaluation)
+        sizes = [answer.sizes for answer in self.terms.answers]
+        at_sites = {s: tuple(k for k, own in enumerate(sizes) if own.get(s)) for s in ("validation", "test")}
+        at_sites = {split: clients for split, clients in at_sites.items() if clients}
+        empty = Samples(self.agreement.example[:0].cpu(), torch.zeros(0, dtype=torch.int64))
+        return SiteCounter(self.model, dict.fromkeys(at_sites, empty), inputs, classes, self.evaluation, at_sites)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        if not isinstance(self.counter, SiteCounter):
+            return super().evaluator
+        ensembles, clients = self.agreement.server.ensembles, len(self.coordinator.roster)
+        engine = self.engine
+        return SiteEvaluator(
+            self.method, ensembles, clients, self.counter, engine.count, count_personal=engine.count_personal
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

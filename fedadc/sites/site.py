@@ -19,7 +19,8 @@ from fedadc.config.build import build_agreement, complete
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError, RunDamaged, require
-from fedadc.evaluation.metrics import BatchCounts, MetricCounter
+from fedadc.evaluation.metrics import MetricCounter
+from fedadc.sites.evaluation import to_tensors
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
 from fedadc.sites.schema import DataSchema, from_json, to_json
 from fedadc.sites.site_data import SiteData, read_site_data
@@ -164,14 +165,18 @@ class SiteRun:
         return Packet.of(answer, {})
 
     def count(self, request: Packet) -> Packet:
-        """Count a model's predictions on the site's own test and validation samples."""
+        """Count the predictions of a model, or of the client's own one, on the site's test and validation samples."""
         agreement, held = self.agreement, {s: own for s, own in self.samples.items() if s != "train"}
         counter = MetricCounter(agreement.model, held, agreement.inputs, agreement.classes, self.site.config.evaluate)
         theta = torch.frombuffer(bytearray(request.body), dtype=agreement.start.dtype)
         require(theta.shape == agreement.start.shape, "the model to evaluate has another size.")
+        personal = int(request.facts["personal"])
+        if personal >= 0:  # the last round whose state of the client took effect; 0: none
+            own = self.site.states(self.joined.run)[personal] if personal else agreement.method.client_state(theta)
+            theta = agreement.method.personal(theta, own)
         with deterministic():
             counts = [counter.count(theta, batch) for batch in counter.batches()]
-        return Packet(body=to_safetensors(_tensors(counts)))
+        return Packet(body=to_safetensors(to_tensors(counts)))
 
 
 class NotJoined(FedadcError):
@@ -181,14 +186,3 @@ class NotJoined(FedadcError):
 def _folder(site: Site, run: str) -> Path:
     require(run.isalnum() and len(run) <= 64, f"a run's name must be letters and digits, not {run!r:.60}.", RunDamaged)
     return site.folder / run
-
-
-def _tensors(counts: list[BatchCounts]) -> dict[str, torch.Tensor]:
-    """The counts of every split, added up in order."""
-    found: dict[str, torch.Tensor] = {}
-    for split in dict.fromkeys(count.split for count in counts):
-        own = [count for count in counts if count.split == split]
-        found[f"{split}.loss"] = torch.tensor([sum(count.loss for count in own)], dtype=torch.float64)
-        found[f"{split}.top5"] = torch.tensor([sum(count.top5 for count in own)])
-        found[f"{split}.confusion"] = torch.from_numpy(np.sum([count.confusion for count in own], axis=0))
-    return found

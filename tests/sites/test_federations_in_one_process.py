@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fedadc.config.build import prepare
+from fedadc.errors import FedadcError
 from fedadc.methods import METHODS
 from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
@@ -104,6 +106,9 @@ def test_sites_give_the_bits_of_the_simulation(case: str, losing: Collection[int
     assert here.state.server.keys() == there.state.server.keys()
     assert all(torch.equal(here.state.server[n], there.state.server[n]) for n in here.state.server)
     assert here.train_loss == there.train_loss and here.cohort == there.cohort and here.bytes_up == there.bytes_up
+    for name in ("test_accuracy", "personal_accuracy"):
+        if name in here.metrics and not (name == "test_accuracy" and not federation.method.federated):
+            assert here.metrics[name] == there.metrics[name]
     by_name = {site.name: site for site in sites}
     for number, state in here.state.clients.items():
         kept = by_name[CLIENTS[number]].states("r1")[there.state.clients.counted(number)]
@@ -132,3 +137,24 @@ def test_a_server_that_dies_at_any_message_goes_on_with_the_same_bits(method: st
     assert deaths >= 3
     assert (arrays / "there/model.safetensors").read_bytes() == (arrays / "here/model.safetensors").read_bytes()
     assert len((arrays / "there/metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_site_that_has_lost_its_folder_joins_again(arrays: Path) -> None:
+    config = config_of(arrays, method="fedadc")
+    here = list(prepare(config).federation.rounds(config.rounds))[-1]
+    federation, _ = federation_of(arrays, config)
+    thetas = []
+    for result in federation.rounds(config.rounds):
+        thetas.append(result.state.theta)
+        shutil.rmtree(arrays / "kept")
+    assert torch.equal(here.state.theta, thetas[-1])
+
+
+def test_a_site_whose_data_changes_is_refused_by_name(arrays: Path) -> None:
+    config = config_of(arrays, method="fedadc", cohort={})
+    federation, _ = federation_of(arrays, config)
+    rounds = federation.rounds(config.rounds)
+    next(rounds)
+    np.savez(arrays / "carl.npz", x=np.ones((20, 6)), y=np.arange(20) % 4)
+    with pytest.raises(FedadcError, match=r"the data of site carl has changed since the run began"):
+        next(rounds)

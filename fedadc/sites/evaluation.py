@@ -1,0 +1,91 @@
+"""Evaluation at the sites: each counts on its own test and validation samples, and the server adds up the counts.
+
+So a metric is weighted by samples, and no sample leaves a site. The clients' own models are evaluated where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedadc.errors import FedadcError, require
+from fedadc.evaluation.evaluator import Evaluator
+from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
+from fedadc.training.state import Metrics, RunState
+
+
+@dataclass(frozen=True)
+class SiteCounter(MetricCounter):
+    """Metrics from the counts of sites. A batch is a site's whole split: its number, not positions of samples."""
+
+    held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # split -> clients that have samples of it
+
+    def batches(self) -> list[EvaluationBatch]:
+        return [EvaluationBatch(split, k, k + 1) for split, clients in self.held.items() for k in clients]
+
+
+@dataclass(frozen=True)
+class SiteEvaluator(Evaluator):
+    """Evaluates the global models and the clients' own ones at the sites."""
+
+    count_personal: Callable[[RunState], Iterable[BatchCounts]] = lambda _: ()
+
+    def __call__(self, state: RunState) -> Metrics:
+        metrics: Metrics = {}
+        for name, theta in self._judged(state).items():
+            prefix = f"{name}_" if metrics else ""
+            metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
+        return metrics | self.of_clients(state)
+
+    def of_clients(self, state: RunState) -> Metrics:
+        if not self.method.personalized:
+            return {}
+        splits = self.counter.metrics(self.count_personal(state))
+        named = {f"{split}_personal_{name}": value for split, found in splits.items() for name, value in found.items()}
+        return {name.removeprefix("test_"): value for name, value in named.items()}
+
+
+def to_tensors(counts: Iterable[BatchCounts]) -> dict[str, Tensor]:
+    """The counts of every split, added up in order."""
+    import torch
+
+    by_split: dict[str, list[BatchCounts]] = {}
+    for count in counts:
+        by_split.setdefault(count.split, []).append(count)
+    found: dict[str, Tensor] = {}
+    for split, own in by_split.items():
+        found[f"{split}.loss"] = torch.tensor([sum(count.loss for count in own)], dtype=torch.float64)
+        found[f"{split}.top5"] = torch.tensor([sum(count.top5 for count in own)])
+        found[f"{split}.confusion"] = torch.from_numpy(np.sum([count.confusion for count in own], axis=0))
+    return found
+
+
+def from_tensors(content: bytes, sizes: Mapping[str, int], classes: int, site: str) -> dict[str, BatchCounts]:
+    """The counts that a site sent, by split; refused if they are not of its samples."""
+    try:
+        tensors = load(content)
+        splits = {name.partition(".")[0] for name in tensors}
+        found = {
+            split: BatchCounts(
+                split,
+                float(tensors[f"{split}.loss"][0]),
+                int(tensors[f"{split}.top5"][0]),
+                tensors[f"{split}.confusion"].numpy(),
+            )
+            for split in sorted(splits)
+        }
+    except (SafetensorError, KeyError, IndexError, ValueError, RuntimeError) as error:
+        raise FedadcError(f"site {site} sent counts that cannot be read ({type(error).__name__}).") from None
+    for split, counts in found.items():
+        table = counts.confusion
+        right = table.shape == (classes, classes) and table.dtype == np.int64 and table.min() >= 0
+        require(
+            right and int(table.sum()) == sizes.get(split, 0) and 0 <= counts.top5 <= int(table.sum()),
+            f"site {site} sent counts of {split} that are not those of its samples.",
+        )
+    return found
