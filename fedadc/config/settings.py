@@ -134,6 +134,24 @@ class StopConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FederationConfig(Settings):
+    """Real sites, as `fedadc federation` reaches them. Simulations ignore these settings."""
+
+    sites: int | tuple[str, ...] | None = None  # how many take part, or their names in the order of their numbers
+    evaluate: Literal["sites", "server", "both"] = "sites"  # who has test data: the sites hold out theirs
+    patience: float = 600.0  # seconds to wait for a site before the run ends with a checkpoint
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(self.sites) if isinstance(self.sites, tuple) else self.sites
+        require(count is None or count >= 1, f"sites must be a number from 1 on, or names, not {self.sites}.")
+        if isinstance(self.sites, tuple):
+            twice = [name for name in self.sites if self.sites.count(name) > 1]
+            require(not twice, f"sites has the name {twice[0] if twice else ''} twice.")
+        require(0 < self.patience < math.inf, f"patience must be above 0 seconds and finite, not {self.patience}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config(Settings):
     """All settings of a run."""
 
@@ -154,6 +172,7 @@ class Config(Settings):
     clock: Clock | None = None
     storage: Storage = field(default_factory=Storage)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    federation: FederationConfig | None = None
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # searched first for files
     # where user code comes from; set once the config is checked
     code: UserCode | None = field(default=None, metadata={"config": False}, compare=False, repr=False)

@@ -21,11 +21,18 @@ from fedadc.training.state import Metrics, RunState
 
 @dataclass(frozen=True)
 class SiteCounter(MetricCounter):
-    """Metrics from the counts of sites. A batch is a site's whole split: its number, not positions of samples."""
+    """Metrics from the counts of sites, beside the server's own if it has samples.
+
+    A site counts on its whole split, so the batch has its number and no positions of samples.
+    """
 
     held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # split -> clients that have samples of it
+    prefix: str = ""  # of the names of these splits
 
     def batches(self) -> list[EvaluationBatch]:
+        return [*super().batches(), *self.batches_at_sites()]
+
+    def batches_at_sites(self) -> list[EvaluationBatch]:
         return [EvaluationBatch(split, k, k + 1) for split, clients in self.held.items() for k in clients]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedadc.config.build import build_agreement, build_coordinator, complete
 from fedadc.config.settings import Config
-from fedadc.data.dataset import Samples
+from fedadc.data.dataset import Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.engines.remote import Remote
 from fedadc.errors import FedadcError, require
@@ -33,6 +33,8 @@ from fedadc.training.aggregate import PartialSum
 from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.state import RunState
+
+HELD_OUT = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ def agree_with_sites(
     if mixed := mixed_columns(summaries):
         summaries = _described(connections, names, holds_out, sorted(mixed))
     schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
+    if config.data.normalize is not None:
+        mean, std = config.data.normalize.mean, config.data.normalize.std
+        schema = replace(schema, normalization=Normalization(schema.normalization.scale, mean, std))
     agreement = build_agreement(complete(config), schema.spec)
     channels_last = agreement.inputs.channels_last
     terms = Terms(run, tuple(names), schema, (), holds_out, channels_last)
@@ -136,17 +141,19 @@ class SiteEngine:
         require_same_data(self.terms, {name: answer})
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
-        if isinstance(self.counter, SiteCounter):
-            yield from self._count_at_sites(theta, batches, {})
-            return
+        held = self.counter.held if isinstance(self.counter, SiteCounter) else {}
         for batch in batches:
-            with deterministic():
-                yield self.counter.count(theta, batch)
+            if batch.split not in held:
+                with deterministic():
+                    yield self.counter.count(theta, batch)
+        if at_sites := [batch for batch in batches if batch.split in held]:
+            yield from self._count_at_sites(theta, at_sites, {})
 
     def count_personal(self, state: RunState) -> Iterator[BatchCounts]:
         """Let every site count with its client's own model, as it was after the last round that counted."""
+        assert isinstance(self.counter, SiteCounter)
         counted = {k: state.clients.counted(k) for k in range(len(self.terms.names))}
-        return self._count_at_sites(state.theta, self.counter.batches(), counted)
+        return self._count_at_sites(state.theta, self.counter.batches_at_sites(), counted)
 
     def _count_at_sites(
         self, theta: Vector, batches: Sequence[EvaluationBatch], counted: Mapping[int, int]
@@ -160,8 +167,9 @@ class SiteEngine:
         for k, answer in zip(clients, self.connections.ask("count", requests, self._agree_again), strict=True):
             sizes, classes = self.terms.answers[k].sizes, self.counter.classes
             found[k] = from_tensors(answer.body, sizes, classes, self.terms.names[k])
+        assert isinstance(self.counter, SiteCounter)
         for batch in batches:
-            yield found[batch.start][batch.split]
+            yield replace(found[batch.start][batch.split.removeprefix(self.counter.prefix)], split=batch.split)
 
     def take_events(self) -> tuple[str, ...]:
         return (*self.connections.events.take(), *self._remote.take_events())
@@ -176,7 +184,11 @@ class SiteFederation(ServerHalf):
     engine: SiteEngine
 
     def __init__(
-        self, config: Config, connections: SiteConnections, terms: Terms, held: Mapping[str, Samples] | None = None
+        self,
+        config: Config,
+        connections: SiteConnections,
+        terms: Terms,
+        held: Mapping[str, Samples] | None = None,  # the server's own samples
     ) -> None:
         self.config, self.terms = complete(config), terms
         self.evaluation, self.storage = config.evaluate, config.storage
@@ -187,19 +199,20 @@ class SiteFederation(ServerHalf):
         roster = Roster(sizes, terms.names, reported)
         self.coordinator = build_coordinator(self.config, self.agreement, roster)
         agreement = self.agreement
-        self.counter = self._counter(held)
+        self.counter = self._counter(held or {})
         self.engine = SiteEngine(self.config, agreement, connections, terms, self.counter)
 
-    def _counter(self, held: Mapping[str, Samples] | None) -> MetricCounter:
-        """Counts on the samples that the server has; if it has none, the sites count on theirs."""
+    def _counter(self, held: Mapping[str, Samples]) -> MetricCounter:
+        """Counts on the samples that the server has, and lets the sites count on theirs, if they hold out some."""
         inputs, classes = self.agreement.inputs, self.agreement.classes
-        if held:
+        if not self.terms.holds_out:
             return MetricCounter(self.model, dict(held), inputs, classes, self.evaluation)
-        sizes = [answer.sizes for answer in self.terms.answers]
-        at_sites = {s: tuple(k for k, own in enumerate(sizes) if own.get(s)) for s in ("validation", "test")}
-        at_sites = {split: clients for split, clients in at_sites.items() if clients}
+        sizes, prefix = [answer.sizes for answer in self.terms.answers], "site_" if held else ""
+        clients = {split: tuple(k for k, own in enumerate(sizes) if own.get(split)) for split in HELD_OUT}
+        at_sites = {prefix + split: found for split, found in clients.items() if found}
         empty = Samples(self.agreement.example[:0].cpu(), torch.zeros(0, dtype=torch.int64))
-        return SiteCounter(self.model, dict.fromkeys(at_sites, empty), inputs, classes, self.evaluation, at_sites)
+        splits = {**held, **dict.fromkeys(at_sites, empty)}
+        return SiteCounter(self.model, splits, inputs, classes, self.evaluation, at_sites, prefix)
 
     @property
     def evaluator(self) -> Evaluator:

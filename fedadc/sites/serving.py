@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from fedadc.config.build import TrainingPlan, complete
-from fedadc.config.settings import Config
-from fedadc.errors import RunDamaged
+from fedadc.config.settings import Config, FederationConfig
+from fedadc.data.dataset import Samples
+from fedadc.data.loaders.arrays import samples_like
+from fedadc.data.loaders.npz import pair_in, read_npz
+from fedadc.errors import DataError, RunDamaged, require
 from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.connections import SiteConnections, Transport
-from fedadc.sites.schema import from_json
-from fedadc.sites.server import SiteFederation, Terms, agree_again, agree_with_sites, require_same_data
+from fedadc.sites.schema import DataSchema, from_json
+from fedadc.sites.server import HELD_OUT, SiteFederation, Terms, agree_again, agree_with_sites, require_same_data
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -24,30 +28,53 @@ log = logging.getLogger("fedadc")
 
 def serve(
     config: Config,
-    sites: Collection[str] | int,  # their names, or how many
     transport: Transport,
     out: Path,
-    holds_out: bool = True,
-    patience: float = 600.0,
+    server_data: Path | None = None,  # an .npz file with the server's own test samples
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> RunResult:
     """Train with the sites that a transport reaches, and write a run directory. A run that is there goes on."""
+    settings = config.federation or FederationConfig()
+    require(settings.sites is not None, "federation.sites is missing: how many sites take part, or their names.")
+    needs = settings.evaluate in ("server", "both")
+    require(needs == (server_data is not None), _about_server_data(settings, server_data))
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, patience)
+    connections = SiteConnections(transport, settings.patience)
     if original is None:
-        names = connections.wait_for(sites)
+        assert settings.sites is not None
+        names = connections.wait_for(settings.sites)
         notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
-        terms = agree_with_sites(connections, names, config, secrets.token_hex(8), holds_out)
+        terms = agree_with_sites(connections, names, config, secrets.token_hex(8), settings.evaluate != "server")
     else:
         terms = recorded_terms(out)
         names = connections.wait_for(terms.names)
         require_same_data(terms, dict(zip(names, agree_again(connections, terms, config, names), strict=True)))
-    federation = SiteFederation(config, connections, terms)
+    held = {} if server_data is None else _samples_of_server(server_data, terms.schema)
+    federation = SiteFederation(config, connections, terms, held)
     federation.engine.oldest = lambda: oldest_checkpoint(out)
     model = replace(federation.config.model, channels_last=terms.channels_last)
     plan = TrainingPlan(replace(complete(federation.config), model=model), federation)
     return train_plan(plan, original, out, False, "cpu", None, watch, notes)
+
+
+def _about_server_data(settings: FederationConfig, given: Path | None) -> str:
+    if given is None:
+        return f"federation.evaluate is {settings.evaluate}, so server-data must name the server's test samples."
+    return f"server-data is {given}, but federation.evaluate is sites; set it to server or both."
+
+
+def _samples_of_server(path: Path, schema: DataSchema) -> dict[str, Samples]:
+    """The test samples of the server, and its validation samples if it has some."""
+    arrays = read_npz(path)
+    found = {}
+    for split in HELD_OUT:
+        if split == "test" or f"x_{split}" in arrays:
+            samples = samples_like(schema.classes, *pair_in(arrays, path, (f"_{split}",)), path.name)
+            mine, wanted = (tuple(samples.x.shape[1:]), samples.x.dtype), (schema.shape, getattr(torch, schema.dtype))
+            require(mine == wanted, f"{path} has inputs {mine}, but the sites have {wanted}.", DataError)
+            found[split] = samples
+    return found
 
 
 def recorded_terms(out: Path) -> Terms:

@@ -23,7 +23,7 @@ from fedadc.evaluation.metrics import MetricCounter
 from fedadc.sites.evaluation import to_tensors
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
 from fedadc.sites.schema import DataSchema, from_json, to_json
-from fedadc.sites.site_data import SiteData, read_site_data
+from fedadc.sites.site_data import SiteData, file_of, read_site_data
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors, write_file
@@ -62,7 +62,7 @@ class Site:
     """One site, with one client."""
 
     name: str
-    data_path: Path
+    data_path: str  # a file or folder, or a function in a file
     folder: Path  # for what it keeps between requests
     config: Config  # of the federation, without data
     allows_label_counts: bool = False
@@ -118,7 +118,7 @@ class Site:
 
     def source(self) -> str:
         """What changes when the data does: names, sizes and times of its files."""
-        path = self.data_path
+        path = file_of(self.data_path)[0]
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         found = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
         require(bool(found), f"site {self.name} has no data at {path}.")

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from fedadc.config.settings import Config
-from fedadc.data.dataset import Array, Normalization, Samples
+from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.data.loaders.arrays import Pair, checked_inputs, checked_labels, default_normalization
 from fedadc.data.loaders.csv import Table, read_table
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
-from fedadc.errors import DataError, require
+from fedadc.errors import DataError, FedadcError, one_line, require
 from fedadc.sites.schema import ArraySummary, DataSchema, SiteSummary
 
 SPLITS = ("train", "validation", "test")
@@ -82,6 +82,16 @@ class TableData(SiteData):
 
 
 @dataclass(frozen=True)
+class Arrays:
+    """What a site's file or function has."""
+
+    train: Pair
+    test: Pair | None = None  # without it, the site holds out a share
+    classes: tuple[str, ...] = ()  # if they are given, labels may be positions in them
+    normalization: Normalization | None = None
+
+
+@dataclass(frozen=True)
 class ArrayData(SiteData):
     """Arrays, images, or what a function of the site returns."""
 
@@ -92,20 +102,22 @@ class ArrayData(SiteData):
     normalization: Normalization
 
     @staticmethod
-    def of(train: Pair, test: Pair | None, name: str, held_out: HeldOut) -> ArrayData:
-        """The data of a site, from its arrays. Without test arrays of its own, it holds out a share."""
+    def of(arrays: Arrays, name: str, held_out: HeldOut) -> ArrayData:
         source = f"of site {name}"
-        x, y = checked_inputs(train[0], source, "training"), checked_labels(train[1], source)
+        x, y = checked_inputs(arrays.train[0], source, "training"), checked_labels(arrays.train[1], source)
         require(len(x) == len(y) > 0, f"site {name} has {len(x)} inputs and {len(y)} labels.", DataError)
-        held_out = held_out if test is None else replace(held_out, test=None)
+        held_out = held_out if arrays.test is None else replace(held_out, test=None)
         code = np.unique(y, return_inverse=True)[1].reshape(-1)
         rows = held_out.rows(code, np.full(len(y), name))
         inputs = {split: x[torch.from_numpy(getattr(rows, split))] for split in SPLITS}
         labels = {split: y[getattr(rows, split)] for split in SPLITS}
-        if test is not None:
-            inputs["test"], labels["test"] = checked_inputs(test[0], source, "test"), checked_labels(test[1], source)
-        classes = tuple(str(label) for label in np.unique(labels["train"]))
-        return ArrayData(name, inputs, labels, classes, default_normalization(x))
+        if arrays.test is not None:
+            inputs["test"] = checked_inputs(arrays.test[0], source, "test")
+            labels["test"] = checked_labels(arrays.test[1], source)
+        if arrays.classes:
+            labels = {split: _named(own, arrays.classes, name) for split, own in labels.items()}
+        classes = arrays.classes or tuple(str(label) for label in np.unique(labels["train"]))
+        return ArrayData(name, inputs, labels, classes, arrays.normalization or default_normalization(x))
 
     def summary(self, as_text: Collection[str] = ()) -> SiteSummary:
         train = self.inputs["train"]
@@ -144,19 +156,70 @@ def _type(inputs: Tensor) -> str:
     return str(inputs.dtype).removeprefix("torch.")
 
 
-def read_site_data(path: Path, name: str, config: Config, holds_out: bool = True) -> SiteData:
+def _named(labels: Array, classes: tuple[str, ...], name: str) -> Array:
+    """Labels by their names, where they may be positions in the list of classes."""
+    if labels.dtype.kind != "i" or not len(labels) or all(str(label) in classes for label in np.unique(labels)):
+        return labels
+    inside = 0 <= labels.min() and labels.max() < len(classes)
+    require(inside, f"site {name} has the label {labels.max()}, but {len(classes)} classes.", DataError)
+    return np.array(classes)[labels]
+
+
+def read_site_data(path: str, name: str, config: Config, holds_out: bool = True) -> SiteData:
     """The data of a site, by the kind of its file; without `holds_out`, all of it is for training."""
     node = config.data
     test = node.test if isinstance(node.test, float) else DEFAULT_TEST_SHARE
     seed = config.seed if node.seed is None else node.seed
     held_out = HeldOut(test, node.validation, seed) if holds_out else HeldOut(seed=seed)
-    if path.suffix.lower() == ".csv":
-        return TableData.read(path, name, config, held_out)
-    if path.is_dir():
-        return ArrayData.of(*_image_pairs(path, node.options.get("size")), name, held_out)
-    arrays = read_npz(path)
-    test_pair = pair_in(arrays, path, ("_test",)) if {"x_test", "y_test"} & arrays.keys() else None
-    return ArrayData.of(pair_in(arrays, path, ("", "_train")), test_pair, name, held_out)
+    file, function = file_of(path)
+    if function:
+        return ArrayData.of(_called(file, function, name), name, held_out)
+    if file.suffix.lower() == ".csv":
+        return TableData.read(file, name, config, held_out)
+    if file.is_dir():
+        return ArrayData.of(Arrays(*_image_pairs(file, node.options.get("size"))), name, held_out)
+    return ArrayData.of(_arrays_in(file), name, held_out)
+
+
+def file_of(path: str) -> tuple[Path, str]:
+    """The file or folder of a site's data, and the function in it: /data/mine.py:load."""
+    file, _, function = path.rpartition(".py:")
+    found = Path(f"{file}.py" if file else path).expanduser().resolve()
+    return found, function if file else ""
+
+
+def _arrays_in(path: Path) -> Arrays:
+    """The arrays of an .npz file: x and y; optionally x_test, y_test, classes, and scale, mean, std of the inputs."""
+    found = read_npz(path)
+    test = pair_in(found, path, ("_test",)) if {"x_test", "y_test"} & found.keys() else None
+    constants = None
+    if {"scale", "mean", "std"} & found.keys():
+        scale, mean, std = (np.atleast_1d(found.get(key, np.array([]))) for key in ("scale", "mean", "std"))
+        constants = Normalization(float(scale[0]) if len(scale) else 1.0, tuple(mean.tolist()), tuple(std.tolist()))
+    classes = tuple(str(name) for name in np.atleast_1d(found.get("classes", np.array([]))))
+    return Arrays(pair_in(found, path, ("", "_train")), test, classes, constants)
+
+
+def _called(file: Path, function: str, name: str) -> Arrays:
+    """What a function in a file of the site returns: a Dataset, or inputs and labels."""
+    from fedadc.system.user_code import UserCode
+
+    load = UserCode(file.parent).load(f"{file.stem}:{function}", "data-path")
+    try:
+        found = load()
+    except FedadcError:
+        raise
+    except Exception as error:
+        raise DataError(f"site {name}: {function} in {file} failed ({type(error).__name__}: {one_line(error)}).") from error
+    if isinstance(found, Dataset):
+        test = None if found.test is None else (found.test.x, found.test.y)
+        return Arrays((found.train.x, found.train.y), test, found.classes, found.normalization)
+    require(
+        isinstance(found, tuple) and len(found) == 2,
+        f"site {name}: {function} in {file} must return a Dataset, or inputs and labels, not {type(found).__name__}.",
+        DataError,
+    )
+    return Arrays(found)
 
 
 def _image_pairs(path: Path, size: int | None) -> tuple[Pair, Pair | None]:

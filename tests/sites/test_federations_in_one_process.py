@@ -73,7 +73,7 @@ def config_of(folder: Path, **changes: Any) -> Any:
 
 def sites_of(folder: Path, config: Any) -> list[Site]:
     kept = folder / "kept"
-    return [Site(n, folder / f"{n}.npz", kept / n, config, allows_label_counts=True) for n in reversed(CLIENTS)]
+    return [Site(n, str(folder / f"{n}.npz"), kept / n, config, allows_label_counts=True) for n in reversed(CLIENTS)]
 
 
 def federation_of(folder: Path, config: Any, losing: Collection[int] = ()) -> tuple[SiteFederation, list[Site]]:
@@ -121,7 +121,8 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("method", ["fedadc", "scaffold", "moon"])
 def test_a_server_that_dies_at_any_message_goes_on_with_the_same_bits(method: str, arrays: Path) -> None:
-    config = config_of(arrays, method=method, rounds=5, checkpoint={"every": 2})
+    settings = {"sites": list(CLIENTS), "patience": 5}
+    config = config_of(arrays, method=method, rounds=5, checkpoint={"every": 2}, federation=settings)
     plain = load_config({**config.tree(), "data": {"name": "npz", "path": str(arrays / "all.npz"), "test": 0.2}})
     run(plain, out=arrays / "here")
     sites = sites_of(arrays, config)
@@ -130,7 +131,7 @@ def test_a_server_that_dies_at_any_message_goes_on_with_the_same_bits(method: st
         transport = Direct(sites)
         transport.limit = limit
         try:
-            serve(config, CLIENTS, transport, arrays / "there", patience=5)
+            serve(config, transport, arrays / "there")
             break
         except Interrupted:
             deaths += 1

@@ -86,7 +86,7 @@ def test_tables(keeps_column: bool, tmp_path: Path) -> None:
     for name in HOSPITALS:
         own = [row for row in rows if row["hospital"] == name]
         write_csv(tmp_path / f"{name}.csv", own, None if keeps_column else "hospital")
-        sites[name] = read_site_data(tmp_path / f"{name}.csv", name, config)
+        sites[name] = read_site_data(str(tmp_path / f"{name}.csv"), name, config)
     schema = agreed([sites[name] for name in sorted(sites)], scale)
     same_as_simulation(sites, data, schema)
     assert schema.encoding is not None and data.encoding is not None
@@ -106,7 +106,7 @@ def test_arrays(kind: str, tmp_path: Path) -> None:
     sites = {}
     for k in range(4):
         np.savez(tmp_path / f"{k}.npz", x=x[client == k], y=y[client == k])
-        sites[str(k)] = read_site_data(tmp_path / f"{k}.npz", str(k), config)
+        sites[str(k)] = read_site_data(str(tmp_path / f"{k}.npz"), str(k), config)
     same_as_simulation(sites, data, agreed([*sites.values()]))
 
 
@@ -114,7 +114,7 @@ def test_a_site_that_does_not_fit_is_named(tmp_path: Path) -> None:
     config = config_of({"name": "npz", "path": "x"})
     for name, shape in (("a", (20, 3)), ("b", (20, 4))):
         np.savez(tmp_path / f"{name}.npz", x=np.ones(shape), y=np.arange(20) % 2)
-    sites = [read_site_data(tmp_path / f"{name}.npz", name, config) for name in "ab"]
+    sites = [read_site_data(str(tmp_path / f"{name}.npz"), name, config) for name in "ab"]
     with pytest.raises(FedadcError, match=r"site b does not fit site a: it has inputs of shape \(4,\), not \(3,\)."):
         agreed(sites)
     with pytest.raises(FedadcError, match=r"site b has train inputs \[4\]"):

@@ -1,0 +1,168 @@
+"""The Flower app of a federation: a config without data, and two files that import ours.
+
+Flower sends the files of an app to all sites and runs them there. So an app has no data, and lists no package that
+Flower would fetch: every site has installed fedadc itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedadc.config.settings import Config, DataConfig
+from fedadc.config.yaml import read_yaml
+from fedadc.errors import FedadcError, require, unknown
+from fedadc.runs.record import load_config
+from fedadc.system.files import write_file
+
+CONFIG = "fedadc.yaml"
+LOCAL = "local"  # folder of a local federation, which is not part of the app
+AT_SITES = "sites"  # data.name in the config of an app: every site has its own
+# what a config may say about data that it does not have
+OPTIONS = {"label", "drop", "scale", "size", "client"}
+NOT_AT_SITES = ("path", "clients", "partition")
+RUN_CONFIG = {
+    "out": "the run directory on the server's machine; a run that is there goes on",
+    "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
+    "sites-data": "in Flower's simulation: a folder with one file per site",
+}
+
+SERVER_APP = '''"""The server's half; `flwr run` starts it on the SuperLink."""
+
+from fedadc.sites.flower import server_app
+
+app = server_app(__file__)
+'''
+CLIENT_APP = '''"""A site's half; Flower starts it on every SuperNode for every message."""
+
+from fedadc.sites.flower import client_app
+
+app = client_app(__file__)
+'''
+PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A federation that is trained with fedadc"
+license = "Apache-2.0"
+dependencies = []  # Flower would fetch what is listed here; sites install fedadc[flower] themselves
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedadc"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+# {out_help}
+out = "runs/{name}"
+# {server_help}
+server-data = ""
+# {sites_help}
+sites-data = ""
+"""
+README = """# {name}
+
+A [Flower](https://flower.ai) app that trains across real sites with fedadc. `fedadc.yaml` has the settings; every site
+names its own data. See docs/federation.md of fedadc.
+
+On every machine: `pip install 'fedadc[flower]'`, the same version.
+
+The server's machine:
+
+    flower-superlink --insecure --disable-runtime-dependency-installation
+
+Every site, with a name of its own:
+
+    flower-supernode --insecure --superlink SERVER:8000 \\
+        --node-config 'client="bern" data-path="/data/bern.csv"'
+
+The server's machine again, in this folder; `local` is an address in Flower's own config (`flwr config list`):
+
+    flwr run . local --stream
+
+The run directory is `out` in pyproject.toml. If anything was killed: start it again, then `flwr run` again. The run
+goes on and ends with the same bits.
+
+`--insecure` is for trying it on one machine or a trusted network.
+
+Try everything on this machine first: `fedadc federation up {folder} --sites 3 --config CONFIG`.
+"""
+
+
+def write_app(folder: Path, config: Config, name: str | None = None) -> None:
+    """Write a Flower app for a config, whose data is left out."""
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        f"{folder} exists and is not an empty folder; name a new one.",
+    )
+    name = app_name(name or folder.resolve().name)
+    helps = {f"{key}_help": RUN_CONFIG[option] for key, option in zip(("out", "server", "sites"), RUN_CONFIG, strict=True)}
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        CONFIG: config_text(config),
+        "server_app.py": SERVER_APP,
+        "client_app.py": CLIENT_APP,
+        "pyproject.toml": PYPROJECT.format(name=name, **helps),
+        "README.md": README.format(name=name, folder=folder),
+        ".gitignore": f"{LOCAL}/\nruns/\n__pycache__/\n",
+    }
+    for file, text in files.items():
+        write_file(folder / file, text.encode())
+    for file in sorted({Path(path) for path in (config.code.files if config.code else ())}):
+        shutil.copyfile(config.folder / file, folder / file)
+
+
+def app_name(text: str) -> str:
+    """A name that Flower accepts, from any text."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return name if name[:1].isalpha() else f"federation-{name}".strip("-")
+
+
+def config_text(config: Config) -> str:
+    """The config of an app: that of a simulation, less its data."""
+    tree = without_data(config).tree()
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+
+
+def without_data(config: Config) -> Config:
+    options = {key: value for key, value in config.data.options.items() if key in OPTIONS - {"client"}}
+    test = None if isinstance(config.data.test, str) else config.data.test
+    data = replace(config.data, name=AT_SITES, path=None, test=test, clients=None, partition=None, options=options)
+    return replace(config, data=data)
+
+
+def config_of_app(folder: Path) -> Config:
+    """The config in the folder of an app. It may leave out `data`: every site has its own."""
+    tree = read_yaml(folder / CONFIG)
+    data = tree.get("data") or {}
+    require(isinstance(data, Mapping), f"{folder / CONFIG}: data must be a mapping of settings.")
+    tree = {**tree, "data": {"name": AT_SITES, **data}}
+    config = load_config(tree, folder=folder, trust=True)
+    _check(config.data)
+    return config
+
+
+def _check(data: DataConfig) -> None:
+    for key in NOT_AT_SITES:
+        given: Any = getattr(data, key)
+        require(given is None, f"data.{key} is {given!r:.60}, but every site names its own data; remove it.")
+    require(data.name == AT_SITES, f"data.name is {data.name!r:.60}, but every site names its own data; remove it.")
+    for key in data.options:
+        if key not in OPTIONS:
+            raise unknown("data: key", key, OPTIONS | {"test", "validation", "seed", "normalize", "augment"})
+    if isinstance(data.test, str):
+        raise FedadcError("data.test must be a share in a federation: every site holds out its own.")

@@ -1,0 +1,86 @@
+"""The data of a simulation, dealt to the folders of sites that are tried on one machine.
+
+Every site gets one file with the samples of its client, and nothing of any other. A table with a column of clients is
+dealt row by row, as it is; other data as arrays. Test samples that belong to nobody go to the server.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedadc.config.build import load_data, prepare
+from fedadc.config.settings import Config
+from fedadc.data.dataset import Array, Dataset, Samples
+from fedadc.errors import require
+
+SERVER = "server.npz"
+
+
+@dataclass(frozen=True)
+class DealtData:
+    """Where the data of the sites is."""
+
+    sites: Mapping[str, Path]  # by the name of the client, in the order of their numbers
+    server: Path | None  # test samples of the server; None: the sites hold out their own
+
+
+def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None = None) -> DealtData:
+    """Deal the data of a config to so many sites, or to its own clients."""
+    if sites is not None and load_data(config, data_dir)[1].owners is None:
+        config = replace(config, data=replace(config.data, clients=sites))
+    federation = prepare(config, data_dir).federation
+    names, data, clients = federation.client_names, federation.data, federation.clients
+    require(
+        sites is None or len(names) == sites, f"the data has {len(names)} clients, so --sites must be {len(names)}."
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    at_sites = data.test_owners is not None or federation.method.personalized
+    if config.data.name == "csv" and data.test_owners is not None and isinstance(config.data.test, float | None):
+        return DealtData(_deal_rows(config, names, folder), None)
+    paths: dict[str, Path] = {}
+    for number, name in enumerate(names):
+        arrays = {**_facts(data), **_pair(data, data.train.take(clients[number]))}
+        if at_sites and data.test is not None:
+            arrays |= _pair(data, data.test.take(federation.local_tests[number]), "_test")
+        paths[name] = folder / f"{name}.npz"
+        np.savez(paths[name], **arrays)
+    if at_sites or data.test is None:
+        return DealtData(paths, None)
+    held = {f"_{split}": samples for split, samples in data.splits().items() if split != "train"}
+    server = {key: array for ending, samples in held.items() for key, array in _pair(data, samples, ending).items()}
+    np.savez(folder / SERVER, **_facts(data), **server)
+    return DealtData(paths, folder / SERVER)
+
+
+def _facts(data: Dataset) -> dict[str, Array]:
+    """What a site cannot see in its own samples."""
+    constants = data.normalization
+    return {
+        "classes": np.array(data.classes), "scale": np.array(constants.scale), "mean": np.array(constants.mean),
+        "std": np.array(constants.std),
+    }  # fmt: skip
+
+
+def _pair(data: Dataset, samples: Samples, ending: str = "") -> dict[str, Array]:
+    """Inputs, and labels by name: numbers could be names or positions."""
+    return {f"x{ending}": samples.x.numpy(), f"y{ending}": np.array(data.classes)[samples.y.numpy()]}
+
+
+def _deal_rows(config: Config, names: Sequence[str], folder: Path) -> dict[str, Path]:
+    """The rows of a table by client, without the column that names it."""
+    path, column = config.file(str(config.data.path)), config.data.options["client"]
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        header, *rows = [row for row in csv.reader(file) if row]
+    position = [name.strip() for name in header].index(column)
+    found = {name: folder / f"{name}.csv" for name in names}
+    for name, own in found.items():
+        with own.open("w", newline="", encoding="utf-8") as file:
+            written = csv.writer(file)
+            for row in (header, *(row for row in rows if row[position].strip() == name)):
+                written.writerow(row[:position] + row[position + 1 :])
+    return found
