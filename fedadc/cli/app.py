@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedadc.cli import configs, data, doctor, reproduction, results, studies, training
+from fedadc.cli import configs, data, doctor, federation, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
 from fedadc.cli.supervision import (
     NeedsSupervision,
@@ -57,6 +57,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Download data sets, and show which client holds which labels.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+federation_app = typer.Typer(help="Train across real sites, with Flower.", no_args_is_help=True)
+app.add_typer(federation_app, name="federation")
 
 app.command()(training.run)
 app.command()(training.resume)
@@ -70,6 +72,9 @@ app.command()(results.personalize)
 app.command()(doctor.doctor)
 app.command("list")(configs.list_table)
 app.command()(configs.init)
+federation_app.command("init")(federation.federation_init)
+federation_app.command("up")(federation.federation_up)
+federation_app.command("down")(federation.federation_down)
 data_app.command("get")(data.data_get)
 data_app.command("show")(data.data_show)
 
@@ -177,15 +182,21 @@ def _drop_unwritable_output() -> None:
 def _command() -> Any:
     """The tree of commands. Typer would show the type `<bool>` beside --help, which takes no value."""
     root: Any = typer.main.get_command(app)
-    for command in (root, *root.commands.values(), *root.commands["data"].commands.values()):
+    for command in (root, *_commands(root)):
         command.get_help_option(typer.Context(command)).metavar = ""
     return root
+
+
+def _commands(root: Any) -> list[Any]:
+    """All commands, also those of groups."""
+    groups = [command for command in root.commands.values() if hasattr(command, "commands")]
+    return [*root.commands.values(), *(command for group in groups for command in group.commands.values())]
 
 
 def _translated(text: str) -> str:
     """A message of the Python API in the words of the command line."""
     root = _command()
-    commands = (*root.commands.values(), *root.commands["data"].commands.values())
+    commands = _commands(root)
     named = {param.name: [opt for opt in param.opts if opt.startswith("--")] for c in commands for param in c.params}
     return in_words_of_the_command_line(text, {name: opts[0] for name, opts in named.items() if opts})
 

@@ -12,7 +12,16 @@ from fedadc.errors import CannotResume
 from fedadc.system.files import checksum
 
 # keys that may change: none affects what is trained in a round (the length of a schedule is local.schedule.horizon)
-CHANGEABLE = ("rounds", "label", "evaluate", "stop", "storage", "checkpoint", "faults.bad_update", "federation.patience")
+CHANGEABLE = (
+    "rounds",
+    "label",
+    "evaluate",
+    "stop",
+    "storage",
+    "checkpoint",
+    "faults.bad_update",
+    "federation.patience",
+)
 MAX_SHOWN = 5  # keys in an error message
 
 

@@ -19,6 +19,7 @@ from fedadc.config.settings import Config, DataConfig
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.runs.record import load_config
+from fedadc.sites.packets import RUN_CONFIG
 from fedadc.system.files import write_file
 
 CONFIG = "fedadc.yaml"
@@ -27,11 +28,6 @@ AT_SITES = "sites"  # data.name in the config of an app: every site has its own
 # what a config may say about data that it does not have
 OPTIONS = {"label", "drop", "scale", "size", "client"}
 NOT_AT_SITES = ("path", "clients", "partition")
-RUN_CONFIG = {
-    "out": "the run directory on the server's machine; a run that is there goes on",
-    "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
-    "sites-data": "in Flower's simulation: a folder with one file per site",
-}
 
 SERVER_APP = '''"""The server's half; `flwr run` starts it on the SuperLink."""
 
@@ -106,11 +102,13 @@ Try everything on this machine first: `fedadc federation up {folder} --sites 3 -
 def write_app(folder: Path, config: Config, name: str | None = None) -> None:
     """Write a Flower app for a config, whose data is left out."""
     require(
-        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCAL}),
         f"{folder} exists and is not an empty folder; name a new one.",
     )
     name = app_name(name or folder.resolve().name)
-    helps = {f"{key}_help": RUN_CONFIG[option] for key, option in zip(("out", "server", "sites"), RUN_CONFIG, strict=True)}
+    helps = {
+        f"{key}_help": RUN_CONFIG[option] for key, option in zip(("out", "server", "sites"), RUN_CONFIG, strict=True)
+    }
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         CONFIG: config_text(config),
@@ -120,10 +118,10 @@ def write_app(folder: Path, config: Config, name: str | None = None) -> None:
         "README.md": README.format(name=name, folder=folder),
         ".gitignore": f"{LOCAL}/\nruns/\n__pycache__/\n",
     }
-    for file, text in files.items():
-        write_file(folder / file, text.encode())
-    for file in sorted({Path(path) for path in (config.code.files if config.code else ())}):
-        shutil.copyfile(config.folder / file, folder / file)
+    for name, text in files.items():
+        write_file(folder / name, text.encode())
+    for name in sorted(config.code.files if config.code else ()):  # the user's own method or model
+        shutil.copyfile(config.folder / name, folder / name)
 
 
 def app_name(text: str) -> str:

@@ -13,17 +13,10 @@ from typing import Protocol
 
 from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, WorkersLost, require
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
 
 POLL = 0.2  # seconds between two looks for answers
 WINDOW = 8  # answers that are fetched ahead of their turn
-
-
-@dataclass(frozen=True)
-class Lost:
-    """No answer will come: the node is gone, or its process died."""
-
-    reason: str
 
 
 class Transport(Protocol):

@@ -10,6 +10,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,13 +49,17 @@ def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None 
         if at_sites and data.test is not None:
             arrays |= _pair(data, data.test.take(federation.local_tests[number]), "_test")
         paths[name] = folder / f"{name}.npz"
-        np.savez(paths[name], **arrays)
+        _save(paths[name], arrays)
     if at_sites or data.test is None:
         return DealtData(paths, None)
     held = {f"_{split}": samples for split, samples in data.splits().items() if split != "train"}
     server = {key: array for ending, samples in held.items() for key, array in _pair(data, samples, ending).items()}
-    np.savez(folder / SERVER, **_facts(data), **server)
+    _save(folder / SERVER, {**_facts(data), **server})
     return DealtData(paths, folder / SERVER)
+
+
+def _save(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
 
 
 def _facts(data: Dataset) -> dict[str, Array]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 
-from fedadc.errors import FedadcError
-from fedadc.sites.connections import Lost
-from fedadc.sites.packets import PROBLEM, Fact, Kind, Packet
+from fedadc.errors import FedadcError, unknown
+from fedadc.sites.node import NodeSettings
+from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Fact, Kind, Lost, Packet
+from fedadc.system.version import __version__
+
+log = logging.getLogger("fedadc")
 
 TYPES: dict[Kind, str] = {
     "hello": "query.hello",
@@ -76,10 +80,12 @@ def client_app(app_file: str) -> ClientApp:
 
     def answering(kind: Kind) -> Callable[[Message, Context], Message]:
         def answer(message: Message, context: Context) -> Message:
-            from fedadc.sites.node import site_of  # imports torch, which most of the start takes
-
-            site = site_of(folder, context.node_config)
-            return Message(to_record(site.reply(kind, to_packet(message.content))), reply_to=message)
+            try:
+                packet = _answer(kind, to_packet(message.content), folder, context)
+            except FedadcError as error:
+                log.error("%s: %s", kind, error)
+                packet = Packet({PROBLEM: str(error)})
+            return Message(to_record(packet), reply_to=message)
 
         return answer
 
@@ -87,4 +93,44 @@ def client_app(app_file: str) -> ClientApp:
         category, _, action = name.partition(".")
         register: Any = getattr(app, category)
         (register(action) if action else register())(answering(kind))
+    return app
+
+
+def _answer(kind: Kind, request: Packet, folder: Path, context: Context) -> Packet:
+    settings = NodeSettings.of(context.node_config, context.run_config)
+    if kind == "hello":
+        return Packet({"client": settings.client, "fedadc": __version__})
+    from fedadc.sites.app import config_of_app  # these import torch, which takes most of the start
+    from fedadc.sites.site import Site
+
+    return Site(settings, config_of_app(folder)).reply(kind, request)
+
+
+def _one_sentence(record: logging.LogRecord) -> bool:
+    """Flower logs errors with their tracebacks; of ours, the sentence is enough."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, FedadcError):
+        record.msg, record.args, record.exc_info = f"error: {error}", (), None
+    return True
+
+
+def server_app(app_file: str) -> ServerApp:
+    """The ServerApp of a federation; the app's folder has its config."""
+    app, folder = ServerApp(), Path(app_file).resolve().parent
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from fedadc.sites.app import config_of_app
+        from fedadc.sites.serving import serve
+
+        logging.getLogger("flwr").addFilter(_one_sentence)
+        given = context.run_config
+        for name in given:
+            if name not in RUN_CONFIG:
+                raise unknown("--run-config: setting", name, RUN_CONFIG)
+        out, data = Path(str(given.get("out") or "run")).expanduser(), str(given.get("server-data") or "")
+        serve(
+            config_of_app(folder), GridTransport(grid), out, Path(data).expanduser() if data else None, notes=log.info
+        )
+
     return app

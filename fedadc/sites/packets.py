@@ -14,7 +14,20 @@ from typing import Literal
 Fact = str | int | float | bool
 Kind = Literal["hello", "describe", "agree", "train", "count", "finish"]
 PROBLEM, NOT_JOINED = "problem", "not joined"  # facts of an answer that says why a request was refused
+# settings of a run, which Flower gives to both halves
+RUN_CONFIG = {
+    "out": "the run directory on the server's machine; a run that is there goes on",
+    "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
+    "sites-data": "in Flower's simulation: a folder with one file per site",
+}
 PREFIX = 8  # bytes at the beginning of a safetensors file, which have the length of its header
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No answer will come: the node is gone, or its process died."""
+
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError, RunDamaged, require
 from fedadc.evaluation.metrics import MetricCounter
 from fedadc.sites.evaluation import to_tensors
+from fedadc.sites.node import NodeSettings, file_of
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
 from fedadc.sites.schema import DataSchema, from_json, to_json
-from fedadc.sites.site_data import SiteData, file_of, read_site_data
+from fedadc.sites.site_data import SiteData, read_site_data
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors, write_file
@@ -61,11 +62,12 @@ class SiteAnswer:
 class Site:
     """One site, with one client."""
 
-    name: str
-    data_path: str  # a file or folder, or a function in a file
-    folder: Path  # for what it keeps between requests
+    settings: NodeSettings
     config: Config  # of the federation, without data
-    allows_label_counts: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.settings.client
 
     def reply(self, kind: Kind, request: Packet) -> Packet:
         """Do what the server asks for, or say in one sentence why it cannot be done."""
@@ -87,7 +89,7 @@ class Site:
         return run.train(request) if kind == "train" else run.count(request)
 
     def _read(self, holds_out: bool) -> SiteData:
-        return read_site_data(self.data_path, self.name, self.config, holds_out)
+        return read_site_data(self.settings.data_path, self.name, self.config, holds_out)
 
     def _agree(self, request: Packet) -> SiteAnswer:
         facts = request.facts
@@ -101,7 +103,7 @@ class Site:
         counts = None
         if facts["label_counts"]:
             require(
-                self.allows_label_counts,
+                self.settings.allows_label_counts,
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
             )
             labels = samples["train"].y.numpy()
@@ -118,7 +120,7 @@ class Site:
 
     def source(self) -> str:
         """What changes when the data does: names, sizes and times of its files."""
-        path = file_of(self.data_path)[0]
+        path = file_of(self.settings.data_path)[0]
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         found = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
         require(bool(found), f"site {self.name} has no data at {path}.")
@@ -185,4 +187,4 @@ class NotJoined(FedadcError):
 
 def _folder(site: Site, run: str) -> Path:
     require(run.isalnum() and len(run) <= 64, f"a run's name must be letters and digits, not {run!r:.60}.", RunDamaged)
-    return site.folder / run
+    return site.settings.folder / run

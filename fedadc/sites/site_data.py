@@ -24,6 +24,7 @@ from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
 from fedadc.errors import DataError, FedadcError, one_line, require
+from fedadc.sites.node import file_of
 from fedadc.sites.schema import ArraySummary, DataSchema, SiteSummary
 
 SPLITS = ("train", "validation", "test")
@@ -160,9 +161,10 @@ def _named(labels: Array, classes: tuple[str, ...], name: str) -> Array:
     """Labels by their names, where they may be positions in the list of classes."""
     if labels.dtype.kind != "i" or not len(labels) or all(str(label) in classes for label in np.unique(labels)):
         return labels
-    inside = 0 <= labels.min() and labels.max() < len(classes)
+    inside = labels.min() >= 0 and labels.max() < len(classes)
     require(inside, f"site {name} has the label {labels.max()}, but {len(classes)} classes.", DataError)
-    return np.array(classes)[labels]
+    named: Array = np.array(classes)[labels]
+    return named
 
 
 def read_site_data(path: str, name: str, config: Config, holds_out: bool = True) -> SiteData:
@@ -179,13 +181,6 @@ def read_site_data(path: str, name: str, config: Config, holds_out: bool = True)
     if file.is_dir():
         return ArrayData.of(Arrays(*_image_pairs(file, node.options.get("size"))), name, held_out)
     return ArrayData.of(_arrays_in(file), name, held_out)
-
-
-def file_of(path: str) -> tuple[Path, str]:
-    """The file or folder of a site's data, and the function in it: /data/mine.py:load."""
-    file, _, function = path.rpartition(".py:")
-    found = Path(f"{file}.py" if file else path).expanduser().resolve()
-    return found, function if file else ""
 
 
 def _arrays_in(path: Path) -> Arrays:
@@ -210,7 +205,9 @@ def _called(file: Path, function: str, name: str) -> Arrays:
     except FedadcError:
         raise
     except Exception as error:
-        raise DataError(f"site {name}: {function} in {file} failed ({type(error).__name__}: {one_line(error)}).") from error
+        raise DataError(
+            f"site {name}: {function} in {file} failed ({type(error).__name__}: {one_line(error)})."
+        ) from error
     if isinstance(found, Dataset):
         test = None if found.test is None else (found.test.x, found.test.y)
         return Arrays((found.train.x, found.train.y), test, found.classes, found.normalization)

@@ -16,8 +16,9 @@ from fedadc.errors import FedadcError
 from fedadc.methods import METHODS
 from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
-from fedadc.sites.connections import Lost, SiteConnections
-from fedadc.sites.packets import Kind, Packet
+from fedadc.sites.connections import SiteConnections
+from fedadc.sites.node import NodeSettings
+from fedadc.sites.packets import Kind, Lost, Packet
 from fedadc.sites.server import SiteFederation, agree_with_sites
 from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
@@ -73,7 +74,8 @@ def config_of(folder: Path, **changes: Any) -> Any:
 
 def sites_of(folder: Path, config: Any) -> list[Site]:
     kept = folder / "kept"
-    return [Site(n, str(folder / f"{n}.npz"), kept / n, config, allows_label_counts=True) for n in reversed(CLIENTS)]
+    settings = [NodeSettings(n, str(folder / f"{n}.npz"), kept / n, True) for n in reversed(CLIENTS)]
+    return [Site(own, config) for own in settings]
 
 
 def federation_of(folder: Path, config: Any, losing: Collection[int] = ()) -> tuple[SiteFederation, list[Site]]:

@@ -1,0 +1,55 @@
+"""The commands of real federations: `federation init`, `up`, `down`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedadc.cli.options import DataDir
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the app.")]
+GivenConfig = Annotated[Path | None, typer.Option("--config", help="A config, as `fedadc run` takes it.")]
+
+
+def federation_init(folder: Folder, config: GivenConfig = None) -> None:
+    """Write a Flower app that trains across sites with the settings of a config. Its data is left out."""
+    from fedadc.cli.terminal import note
+    from fedadc.errors import require
+    from fedadc.runs.record import load_config
+    from fedadc.sites.app import write_app
+
+    require(config is not None, "--config is missing: the config whose settings the federation uses.")
+    assert config is not None
+    write_app(folder, load_config(config, notes=note))
+    typer.echo(f"wrote {folder}; its README.md says how to start the SuperLink, the sites and the run.")
+
+
+def federation_up(
+    folder: Folder,
+    sites: Annotated[int | None, typer.Option(min=1, metavar="N", help="Sites to deal the data to.")] = None,
+    config: GivenConfig = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the SuperLink (default: a free one).")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Start a federation on this machine, for trying: deal the data, train to the end, and stop it. A run goes on."""
+    from fedadc.cli.terminal import note, progress_of_run
+    from fedadc.runs.record import load_config
+    from fedadc.sites.trial import prepared, train_here
+
+    chosen = None if config is None else load_config(config, notes=note)
+    federation, known = prepared(folder, chosen, sites, data_dir)
+    with progress_of_run(known.rounds, folder.name) as (watch, notes):
+        out = train_here(federation, known, port, watch, notes)
+    typer.echo(f"the run is in {out}")
+
+
+def federation_down(folder: Folder) -> None:
+    """End all processes of a federation on this machine."""
+    from fedadc.sites.local import LocalFederation
+
+    count = LocalFederation(folder).down()
+    typer.echo(f"ended {count} processes" if count else "no process was running")

@@ -1,0 +1,167 @@
+"""A whole federation on this machine, for trying: a SuperLink, a SuperNode per site, and a run.
+
+Flower's processes start others, some of which outlive them. All of them have the folder of the federation in their
+environment, by which they are found when they must end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedadc.errors import FedadcError, WorkersLost, require
+from fedadc.sites.app import LOCAL
+from fedadc.sites.dealing import DealtData
+from fedadc.system.files import write_file
+
+MARK = "FEDADC_FEDERATION"  # the environment variable of all processes of a federation: its folder
+DEALT, RUN, LOGS, HOME = "dealt.json", "run", "logs", "flower"
+START = 60.0  # seconds for the SuperLink to listen
+END = 10.0  # seconds for processes to end when they are asked to
+POLL = 0.2
+
+
+@dataclass(frozen=True)
+class LocalFederation:
+    """What belongs to a federation on this machine is in one folder below its app."""
+
+    app: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.app.resolve() / LOCAL
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.folder / RUN
+
+    @property
+    def dealt(self) -> DealtData | None:
+        """The data of the sites, if it was dealt before."""
+        file = self.folder / DEALT
+        if not file.is_file():
+            return None
+        found: Mapping[str, Any] = json.loads(file.read_text())
+        return DealtData({n: Path(p) for n, p in found["sites"].items()}, found["server"] and Path(found["server"]))
+
+    def keep(self, dealt: DealtData) -> None:
+        sites = {name: str(path) for name, path in dealt.sites.items()}
+        text = json.dumps({"sites": sites, "server": None if dealt.server is None else str(dealt.server)}, indent=1)
+        write_file(self.folder / DEALT, text.encode())
+
+    def processes(self) -> list[int]:
+        """All processes of this federation, also those that Flower has started."""
+        mark = f"{MARK}={self.folder}"
+        return [pid for pid, environment in _environments() if mark in environment and pid != os.getpid()]
+
+    def down(self) -> int:
+        """End all processes; returns how many there were."""
+        count = len(self.processes())
+        for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+            until = time.monotonic() + END
+            while (found := self.processes()) and time.monotonic() < until:
+                for pid in found:
+                    with suppress(OSError):  # it has ended
+                        os.kill(pid, number)
+                time.sleep(POLL)
+        left = self.processes()
+        require(not left, f"processes {left} of {self.folder} do not end.", WorkersLost)
+        return count
+
+    def start(self, port: int | None, notes: Callable[[str], None]) -> subprocess.Popen[bytes]:
+        """Start everything; returns the process of `flwr run`, which ends with the run."""
+        dealt = self.dealt
+        assert dealt is not None
+        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
+        address = f"127.0.0.1:{free_port() if port is None else port}"
+        self._start_link(address)
+        notes(f"the SuperLink is at {address}")
+        for name, path in dealt.sites.items():
+            kept = self.folder / "sites" / name
+            given = {"client": name, "data-path": str(path), "folder": str(kept), "allow": "label-counts"}
+            settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+            words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", settings]
+            self._start(f"site-{name}", "flower-supernode", words)
+        notes(f"{len(dealt.sites)} SuperNodes were started: {', '.join(list(dealt.sites)[:20])}")
+        home = self.folder / HOME
+        connection = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{address}"\ninsecure = true\n'
+        home.mkdir(exist_ok=True)
+        write_file(home / "config.toml", connection.encode())
+        settings = f"out={json.dumps(str(self.run))} server-data={json.dumps(str(dealt.server or ''))}"
+        return self._start("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
+
+    def _start_link(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host, int(port)))
+            except OSError:
+                raise FedadcError(f"port {port} is taken; choose another one with --port.") from None
+        words = ["--insecure", "--disable-runtime-dependency-installation", "--host", host, "--port", port]
+        link = self._start("superlink", "flower-superlink", [*words, "--database", str(self.folder / "state.db")])
+        until = time.monotonic() + START
+        while not _listens(host, int(port)):
+            gone = link.poll() is not None
+            require(
+                not gone and time.monotonic() < until,
+                f"the SuperLink did not start; see {self.folder / LOGS / 'superlink.log'}.",
+                WorkersLost,
+            )
+            time.sleep(POLL)
+
+    def _start(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME)}
+        environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        with (self.folder / LOGS / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [str(Path(sys.executable).parent / program), *words],
+                env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def complaints(self) -> list[str]:
+        """What the server said last about an error."""
+        with suppress(OSError):
+            lines = (self.folder / LOGS / "run.log").read_text(errors="replace").splitlines()
+            return [line[line.index("error: ") :] for line in lines if "error: " in line][-1:]
+        return []
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), POLL).close()
+    except OSError:
+        return False
+    return True
+
+
+def _environments() -> list[tuple[int, str]]:
+    """The environments of this user's processes."""
+    if not Path("/proc/self/environ").exists():  # macOS
+        done = subprocess.run(["ps", "-Eww", "-x", "-o", "pid=,command="], capture_output=True, text=True, check=False)
+        return [(int(line.split()[0]), line) for line in done.stdout.splitlines() if line.split()]
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                found.append((int(process.name), (process / "environ").read_text(errors="replace")))
+    return found

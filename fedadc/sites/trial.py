@@ -1,0 +1,100 @@
+"""Try a federation on this machine: deal the data of a config to sites, start all processes, and follow the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedadc.config.settings import Config, FederationConfig
+from fedadc.errors import FedadcError, WorkersLost, require
+from fedadc.runs.layout import METRICS
+from fedadc.runs.record import is_finished
+from fedadc.runs.runner import Watcher
+from fedadc.sites.app import CONFIG, config_of_app, config_text, write_app
+from fedadc.sites.dealing import deal
+from fedadc.sites.local import POLL, LocalFederation
+from fedadc.system.user_code import Notes
+
+
+def prepared(
+    folder: Path, config: Config | None, sites: int | None, data_dir: Path | None = None
+) -> tuple[LocalFederation, Config]:
+    """A federation in a folder and its config: one that is there, or a new one with the data of the given config."""
+    _require_flower()
+    federation = LocalFederation(folder)
+    if (folder / CONFIG).is_file() and federation.dealt is not None:
+        known = config_of_app(folder)
+        require(config is None, f"{folder} has a federation already; leave out --config to go on with it.")
+        dealt = len(federation.dealt.sites)
+        require(sites in (None, dealt), f"the data in {folder} is dealt to {dealt} sites; leave out --sites to go on.")
+        return federation, known
+    require(config is not None, f"{folder} has no data for sites; give --config, whose data is dealt to them.")
+    assert config is not None
+    data = federation.folder / "data"
+    shutil.rmtree(data, ignore_errors=True)  # of a trial that did not begin
+    dealt_data = deal(config, sites, data, data_dir)
+    settings = config.federation or FederationConfig()
+    evaluate: Any = "sites" if dealt_data.server is None else "server"
+    config = replace(config, federation=replace(settings, sites=tuple(dealt_data.sites), evaluate=evaluate))
+    if not (folder / CONFIG).is_file():
+        write_app(folder, config)
+    else:
+        (folder / CONFIG).write_text(config_text(config))
+    federation.keep(dealt_data)
+    return federation, config_of_app(folder)
+
+
+def train_here(federation: LocalFederation, config: Config, port: int | None, watch: Watcher, notes: Notes) -> Path:
+    """Start all processes of a federation, follow its run to the end, and end them. Returns the run directory."""
+    if left := federation.down():
+        notes(f"{left} processes of an earlier start were ended")
+    try:
+        running = federation.start(port, notes)
+        for record in _records(federation.run / METRICS, running):
+            watch(record)
+    finally:
+        federation.down()
+    if not is_finished(federation.run, config):
+        said = federation.complaints()
+        reason = said[0].removeprefix("error: ") if said else f"the run ended early; see {federation.folder / 'logs'}."
+        raise WorkersLost(reason)
+    return federation.run
+
+
+def _records(file: Path, running: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """The records of rounds, as they are written, until a process has ended."""
+    last, ended = _last_round(file), False
+    while not ended:
+        ended = running.poll() is not None
+        for record in _read(file):
+            if record["round"] > last:
+                last = record["round"]
+                yield record
+        time.sleep(POLL)
+
+
+def _read(file: Path) -> Iterator[dict[str, Any]]:
+    with suppress(OSError):
+        for line in file.read_text().splitlines():
+            with suppress(ValueError):  # it is being written
+                yield json.loads(line)
+
+
+def _last_round(file: Path) -> int:
+    return max((record["round"] for record in _read(file)), default=0)
+
+
+def _require_flower() -> None:
+    try:
+        import flwr
+    except ImportError as error:
+        raise FedadcError("federations need Flower, which is not installed: pip install 'fedadc[flower]'.") from error
+    version = tuple(int(part) for part in flwr.__version__.split(".")[:2] if part.isdecimal())
+    require(version >= (1, 41), f"federations need Flower 1.41 or newer, not {flwr.__version__}.")
