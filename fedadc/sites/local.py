@@ -124,9 +124,11 @@ class LocalFederation:
     def _start(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME)}
         environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        programs = str(Path(sys.executable).parent)  # Flower looks for its own ones by name
+        environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
         with (self.folder / LOGS / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [str(Path(sys.executable).parent / program), *words],
+                [str(Path(programs) / program), *words],
                 env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
