@@ -113,7 +113,8 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "analysis": FEDERATION | {"federation", "config", "runs"},
     "personal": FEDERATION | {"federation", "config", "runs", "analysis"},
     "studies": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
-    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal", "studies"},
+    "sites": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
+    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal", "studies", "sites"},
     "__main__": {"cli"},
 }
 
@@ -235,6 +236,8 @@ def test_files_are_deleted_in_few_places() -> None:
         "fedadc.personal.folder",  # results that are replaced
         "fedadc.runs.checkpoint",  # old checkpoints
         "fedadc.runs.directory",  # a run that never finished a round
+        "fedadc.sites.site_states",  # old states of a client at its site
+        "fedadc.sites.trial",  # data that was dealt for a trial that did not begin
         "fedadc.system.files",  # unfinished files, locks
         "fedadc.training.state_files",  # client states
     }
@@ -285,6 +288,7 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
         "configs",
         "data",
         "doctor",
+        "federation",
         "options",
         "reproduction",
         "results",

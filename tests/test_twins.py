@@ -19,6 +19,8 @@ from conftest import small_federation
 from fedadc.cli.app import app
 from fedadc.cluster.doctor import examine
 from fedadc.errors import FedadcError
+from fedadc.sites.app import write_app
+from fedadc.sites.trial import end_processes, train_on_this_machine
 
 TREE: dict[str, Any] = {
     "rounds": 3,
@@ -47,6 +49,9 @@ TWINS = {
     "personalize": fedadc.personalize,
     "list": fedadc.catalog,
     "init": fedadc.init,
+    "federation init": write_app,
+    "federation up": train_on_this_machine,
+    "federation down": end_processes,
     "data get": fedadc.download,
     "data show": fedadc.label_counts,
 }
@@ -56,8 +61,9 @@ def test_every_command_has_a_twin() -> None:
     import typer
 
     root: Any = typer.main.get_command(app)
-    names = {name for name in root.commands if name != "data"}
-    assert names | {f"data {name}" for name in root.commands["data"].commands} == TWINS.keys()
+    groups = {name: list(command.commands) for name, command in root.commands.items() if hasattr(command, "commands")}
+    names = {name for name in root.commands if name not in groups}
+    assert names | {f"{group} {name}" for group, found in groups.items() for name in found} == TWINS.keys()
 
 
 @pytest.fixture(scope="module")

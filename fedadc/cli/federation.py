@@ -49,7 +49,7 @@ def federation_up(
 
 def federation_down(folder: Folder) -> None:
     """End all processes of a federation on this machine."""
-    from fedadc.sites.local import LocalFederation
+    from fedadc.sites.trial import end_processes
 
-    count = LocalFederation(folder).down()
+    count = end_processes(folder)
     typer.echo(f"ended {count} processes" if count else "no process was running")

@@ -22,11 +22,11 @@ from fedadc.runs.record import load_config
 from fedadc.sites.packets import RUN_CONFIG
 from fedadc.system.files import write_file
 
-CONFIG = "fedadc.yaml"
-LOCAL = "local"  # folder of a local federation, which is not part of the app
+APP_CONFIG = "fedadc.yaml"
+LOCAL_FOLDER = "local"  # folder of a local federation, which is not part of the app
 AT_SITES = "sites"  # data.name in the config of an app: every site has its own
 # what a config may say about data that it does not have
-OPTIONS = {"label", "drop", "scale", "size", "client"}
+DATA_OPTIONS = {"label", "drop", "scale", "size", "client"}
 NOT_AT_SITES = ("path", "clients", "partition")
 
 SERVER_APP = '''"""The server's half; `flwr run` starts it on the SuperLink."""
@@ -95,14 +95,14 @@ goes on and ends with the same bits.
 
 `--insecure` is for trying it on one machine or a trusted network.
 
-Try everything on this machine first: `fedadc federation up {folder} --sites 3 --config CONFIG`.
+Try everything on this machine first: `fedadc federation up {folder} --sites 3 --config APP_CONFIG`.
 """
 
 
 def write_app(folder: Path, config: Config, name: str | None = None) -> None:
     """Write a Flower app for a config, whose data is left out."""
     require(
-        not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCAL}),
+        not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCAL_FOLDER}),
         f"{folder} exists and is not an empty folder; name a new one.",
     )
     name = app_name(name or folder.resolve().name)
@@ -111,12 +111,12 @@ def write_app(folder: Path, config: Config, name: str | None = None) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        CONFIG: config_text(config),
+        APP_CONFIG: config_text(config),
         "server_app.py": SERVER_APP,
         "client_app.py": CLIENT_APP,
         "pyproject.toml": PYPROJECT.format(name=name, **helps),
         "README.md": README.format(name=name, folder=folder),
-        ".gitignore": f"{LOCAL}/\nruns/\n__pycache__/\n",
+        ".gitignore": f"{LOCAL_FOLDER}/\nruns/\n__pycache__/\n",
     }
     for name, text in files.items():
         write_file(folder / name, text.encode())
@@ -137,7 +137,7 @@ def config_text(config: Config) -> str:
 
 
 def without_data(config: Config) -> Config:
-    options = {key: value for key, value in config.data.options.items() if key in OPTIONS - {"client"}}
+    options = {key: value for key, value in config.data.options.items() if key in DATA_OPTIONS - {"client"}}
     test = None if isinstance(config.data.test, str) else config.data.test
     data = replace(config.data, name=AT_SITES, path=None, test=test, clients=None, partition=None, options=options)
     return replace(config, data=data)
@@ -145,9 +145,9 @@ def without_data(config: Config) -> Config:
 
 def config_of_app(folder: Path) -> Config:
     """The config in the folder of an app. It may leave out `data`: every site has its own."""
-    tree = read_yaml(folder / CONFIG)
+    tree = read_yaml(folder / APP_CONFIG)
     data = tree.get("data") or {}
-    require(isinstance(data, Mapping), f"{folder / CONFIG}: data must be a mapping of settings.")
+    require(isinstance(data, Mapping), f"{folder / APP_CONFIG}: data must be a mapping of settings.")
     tree = {**tree, "data": {"name": AT_SITES, **data}}
     config = load_config(tree, folder=folder, trust=True)
     _check(config.data)
@@ -160,7 +160,7 @@ def _check(data: DataConfig) -> None:
         require(given is None, f"data.{key} is {given!r:.60}, but every site names its own data; remove it.")
     require(data.name == AT_SITES, f"data.name is {data.name!r:.60}, but every site names its own data; remove it.")
     for key in data.options:
-        if key not in OPTIONS:
-            raise unknown("data: key", key, OPTIONS | {"test", "validation", "seed", "normalize", "augment"})
+        if key not in DATA_OPTIONS:
+            raise unknown("data: key", key, DATA_OPTIONS | {"test", "validation", "seed", "normalize", "augment"})
     if isinstance(data.test, str):
         raise FedadcError("data.test must be a share in a federation: every site holds out its own.")

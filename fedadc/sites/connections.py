@@ -15,7 +15,7 @@ from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
 
-POLL = 0.2  # seconds between two looks for answers
+LOOK_AGAIN = 0.2  # seconds between two looks for answers
 WINDOW = 8  # answers that are fetched ahead of their turn
 
 
@@ -76,7 +76,7 @@ class SiteConnections:
                     f"{missing} sites" if isinstance(wanted, int) else ", ".join(n for n in wanted if n not in names)
                 )
                 raise WorkersLost(f"{absent} did not connect within {self.patience:g} seconds.")
-            time.sleep(POLL)
+            time.sleep(LOOK_AGAIN)
 
     def _look(self) -> None:
         """Ask new nodes for their names, and forget those that are gone."""
@@ -129,7 +129,7 @@ class SiteConnections:
                 continue
             if time.monotonic() - since > self.patience:
                 raise WorkersLost(f"site {name} has not answered for {self.patience:g} seconds.")
-            time.sleep(POLL)
+            time.sleep(LOOK_AGAIN)
 
     def _send(self, kind: Kind, waiting: Sequence[_Request]) -> None:
         if any(request.number is None for request in waiting):

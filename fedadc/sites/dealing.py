@@ -19,7 +19,7 @@ from fedadc.config.settings import Config
 from fedadc.data.dataset import Array, Dataset, Samples
 from fedadc.errors import require
 
-SERVER = "server.npz"
+SERVER_FILE = "server.npz"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None 
         return DealtData(paths, None)
     held = {f"_{split}": samples for split, samples in data.splits().items() if split != "train"}
     server = {key: array for ending, samples in held.items() for key, array in _pair(data, samples, ending).items()}
-    _save(folder / SERVER, {**_facts(data), **server})
-    return DealtData(paths, folder / SERVER)
+    _save(folder / SERVER_FILE, {**_facts(data), **server})
+    return DealtData(paths, folder / SERVER_FILE)
 
 
 def _save(path: Path, arrays: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ TYPES: dict[Kind, str] = {
     "count": "evaluate",
     "finish": "query.finish",
 }
-FACTS, PARTS = "facts", "parts"
+FACTS_RECORD, PARTS_RECORD = "facts", "parts"
 SERIALIZATION = "fedadc"  # how the bytes of an array came about: they are the bytes of a message, as they are
 # errors of Flower that mean: the app does not work there; after all others, the site may answer again
 APP_FAILED = (1, 2, 7)  # it cannot be loaded, it raised an exception, its bundle is not valid
@@ -35,13 +35,13 @@ APP_FAILED = (1, 2, 7)  # it cannot be loaded, it raised an exception, its bundl
 def to_record(packet: Packet) -> RecordDict:
     parts = {name: content for name, content in (("head", packet.head), ("body", packet.body)) if content}
     arrays = {name: Array("uint8", (len(content),), SERIALIZATION, content) for name, content in parts.items()}
-    return RecordDict({FACTS: ConfigRecord(dict(packet.facts)), PARTS: ArrayRecord(arrays)})
+    return RecordDict({FACTS_RECORD: ConfigRecord(dict(packet.facts)), PARTS_RECORD: ArrayRecord(arrays)})
 
 
 def to_packet(record: RecordDict) -> Packet:
     try:
-        facts: dict[str, Fact] = {k: v for k, v in record.config_records[FACTS].items() if isinstance(v, Fact)}
-        parts = {name: array.data for name, array in record.array_records[PARTS].items()}
+        facts: dict[str, Fact] = {k: v for k, v in record.config_records[FACTS_RECORD].items() if isinstance(v, Fact)}
+        parts = {name: array.data for name, array in record.array_records[PARTS_RECORD].items()}
     except KeyError as error:
         raise FedadcError(f"the message is not one of fedadc: it lacks {error}.") from None
     return Packet(facts, parts.get("head", b""), parts.get("body", b""))

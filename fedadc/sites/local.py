@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.errors import FedadcError, WorkersLost, require
-from fedadc.sites.app import LOCAL
+from fedadc.sites.app import LOCAL_FOLDER
 from fedadc.sites.dealing import DealtData
 from fedadc.system.files import write_file
 
@@ -28,7 +28,7 @@ MARK = "FEDADC_FEDERATION"  # the environment variable of all processes of a fed
 DEALT, RUN, LOGS, HOME = "dealt.json", "run", "logs", "flower"
 START = 60.0  # seconds for the SuperLink to listen
 END = 10.0  # seconds for processes to end when they are asked to
-POLL = 0.2
+PAUSE = 0.2
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LocalFederation:
 
     @property
     def folder(self) -> Path:
-        return self.app.resolve() / LOCAL
+        return self.app.resolve() / LOCAL_FOLDER
 
     @property
     def run(self) -> Path:
@@ -74,7 +74,7 @@ class LocalFederation:
                 for pid in found:
                     with suppress(OSError):  # it has ended
                         os.kill(pid, number)
-                time.sleep(POLL)
+                time.sleep(PAUSE)
         left = self.processes()
         require(not left, f"processes {left} of {self.folder} do not end.", WorkersLost)
         return count
@@ -119,7 +119,7 @@ class LocalFederation:
                 f"the SuperLink did not start; see {self.folder / LOGS / 'superlink.log'}.",
                 WorkersLost,
             )
-            time.sleep(POLL)
+            time.sleep(PAUSE)
 
     def _start(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME)}
@@ -149,7 +149,7 @@ def free_port() -> int:
 
 def _listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), POLL).close()
+        socket.create_connection((host, port), PAUSE).close()
     except OSError:
         return False
     return True

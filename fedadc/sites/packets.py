@@ -20,7 +20,7 @@ RUN_CONFIG = {
     "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
     "sites-data": "in Flower's simulation: a folder with one file per site",
 }
-PREFIX = 8  # bytes at the beginning of a safetensors file, which have the length of its header
+HEADER_LENGTH = 8  # bytes at the beginning of a safetensors file, which have the length of its header
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Packet:
     @staticmethod
     def of(message: bytes, facts: Mapping[str, Fact]) -> Packet:
         """A message of `fedadc.training.wire`, which is a safetensors file, in two parts."""
-        (length,) = struct.unpack("<Q", message[:PREFIX])
-        return Packet(facts, message[: PREFIX + length], message[PREFIX + length :])
+        (length,) = struct.unpack("<Q", message[:HEADER_LENGTH])
+        return Packet(facts, message[: HEADER_LENGTH + length], message[HEADER_LENGTH + length :])
 
     @property
     def message(self) -> bytes:

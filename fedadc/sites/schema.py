@@ -19,7 +19,7 @@ from fedadc.data.summaries import TableSummary, merge
 from fedadc.errors import DataError, FedadcError, one_line, require
 
 MAX_TEXT = 1 << 26  # bytes of a summary or a schema
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ def to_json(value: Any) -> bytes:
     return text
 
 
-def from_json(cls: type[T], text: bytes, source: str) -> T:
+def from_json(cls: type[Value], text: bytes, source: str) -> Value:
     """The value in a text from elsewhere; `source` names it in messages."""
     require(len(text) <= MAX_TEXT, f"{source} sent {len(text):,} bytes; at most {MAX_TEXT:,} are read.", DataError)
     try:
-        value: T = _adapter(cls).validate_json(text, strict=False)
+        value: Value = _adapter(cls).validate_json(text, strict=False)
     except (ValueError, RecursionError) as error:
         raise FedadcError(f"{source} sent what cannot be read ({one_line(error):.160}).") from None
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import time
@@ -17,10 +18,12 @@ from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.runs.layout import METRICS
 from fedadc.runs.record import is_finished
 from fedadc.runs.runner import Watcher
-from fedadc.sites.app import CONFIG, config_of_app, config_text, write_app
+from fedadc.sites.app import APP_CONFIG, config_of_app, config_text, write_app
 from fedadc.sites.dealing import deal
-from fedadc.sites.local import POLL, LocalFederation
+from fedadc.sites.local import PAUSE, LocalFederation
 from fedadc.system.user_code import Notes
+
+log = logging.getLogger("fedadc")
 
 
 def prepared(
@@ -29,7 +32,7 @@ def prepared(
     """A federation in a folder and its config: one that is there, or a new one with the data of the given config."""
     _require_flower()
     federation = LocalFederation(folder)
-    if (folder / CONFIG).is_file() and federation.dealt is not None:
+    if (folder / APP_CONFIG).is_file() and federation.dealt is not None:
         known = config_of_app(folder)
         require(config is None, f"{folder} has a federation already; leave out --config to go on with it.")
         dealt = len(federation.dealt.sites)
@@ -43,12 +46,32 @@ def prepared(
     settings = config.federation or FederationConfig()
     evaluate: Any = "sites" if dealt_data.server is None else "server"
     config = replace(config, federation=replace(settings, sites=tuple(dealt_data.sites), evaluate=evaluate))
-    if not (folder / CONFIG).is_file():
+    if not (folder / APP_CONFIG).is_file():
         write_app(folder, config)
     else:
-        (folder / CONFIG).write_text(config_text(config))
+        (folder / APP_CONFIG).write_text(config_text(config))
     federation.keep(dealt_data)
     return federation, config_of_app(folder)
+
+
+def train_on_this_machine(
+    folder: Path,
+    config: Config | None = None,
+    *,
+    sites: int | None = None,
+    port: int | None = None,
+    data_dir: Path | None = None,
+    watch: Watcher | None = None,
+    notes: Notes = log.info,
+) -> Path:
+    """Deal the data of a config to sites and train with them; or go on with the federation in a folder."""
+    federation, known = prepared(folder, config, sites, data_dir)
+    return train_here(federation, known, port, watch or (lambda record: None), notes)
+
+
+def end_processes(folder: Path) -> int:
+    """End all processes of the federation in a folder; returns how many there were."""
+    return LocalFederation(folder).down()
 
 
 def train_here(federation: LocalFederation, config: Config, port: int | None, watch: Watcher, notes: Notes) -> Path:
@@ -77,7 +100,7 @@ def _records(file: Path, running: subprocess.Popen[bytes]) -> Iterator[dict[str,
             if record["round"] > last:
                 last = record["round"]
                 yield record
-        time.sleep(POLL)
+        time.sleep(PAUSE)
 
 
 def _read(file: Path) -> Iterator[dict[str, Any]]:
