@@ -80,7 +80,7 @@ def write(part: TunedPart, tuned: list[list[torch.Tensor]]) -> None:
 
 def measured(trained: fedadc.Federation) -> list[str]:
     """Seconds of a forward pass; calibration over it, plain and with all three regularizers; seconds of writing."""
-    part = tuned_part(trained, trained.start().theta, "head")
+    part = tuned_part(trained.agreement, trained.start().theta, "head", trained.evaluation.batch_size)
     goes = []
     for _ in range(REPEATS):
         ours = [seconds(calibrate, trained, part, names) for names in (("none",), REGULARIZERS)]

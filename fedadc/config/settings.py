@@ -134,12 +134,25 @@ class StopConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PersonalConfig(Settings):
+    """How every site tunes the final model on its own data, as `fedadc personalize` does it for a simulation."""
+
+    regularizers: tuple[str, ...] = ("none",)
+    layers: Literal["head", "all"] = "head"
+    epochs: int = 2
+    lr: float | None = None  # None: local.lr
+    mu: float | None = None
+    lam: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class FederationConfig(Settings):
     """Real sites, as `fedadc federation` reaches them. Simulations ignore these settings."""
 
     sites: int | tuple[str, ...] | None = None  # how many take part, or their names in the order of their numbers
     evaluate: Literal["sites", "server", "both"] = "sites"  # who has test data: the sites hold out theirs
     patience: float = 600.0  # seconds to wait for a site before the run ends with a checkpoint
+    personalize: PersonalConfig | None = None  # None: the sites get the final model as it is
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,9 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fedadc.errors import FedadcError, article
-from fedadc.fields.values import hints_of, leaf, show, without_none
-
-EXACT = (int, float, str, bool, types.NoneType)  # a value of such a type fits; one of a subclass may not, such as True
+from fedadc.fields.values import EXACT, hints_of, leaf, show, without_none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,14 @@ PLAIN_WORDS = {  # type of a pydantic error -> what the value must be
     "int_type": "a whole number", "float_type": "a number", "string_type": "a text", "bool_type": "true or false",
     "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping of keys", "none_required": "empty",
 }  # fmt: skip
+EXACT = (int, float, str, bool, types.NoneType)  # a value of such a type fits; one of a subclass may not, such as True
+NOT_PLAIN = object()
 
 
 def leaf(hint: Any, value: Any, where: str) -> Any:
     """The value as its annotation wants it. It is checked as JSON, in which a list may stand for a tuple."""
+    if (found := _plain(hint, value)) is not NOT_PLAIN:
+        return found
     from pydantic import PydanticSchemaGenerationError, ValidationError  # takes long to import
 
     try:
@@ -43,6 +47,22 @@ def leaf(hint: Any, value: Any, where: str) -> Any:
         raise FedadcError(_sentence(error.errors(), value, where)) from error
     except PydanticSchemaGenerationError:
         return value  # a user-defined type: its constructor checks the value
+
+
+def _plain(hint: Any, value: Any) -> Any:
+    """The value if it obviously fits, which is fast and needs no pydantic; else NOT_PLAIN."""
+    if isinstance(value, str) and not value.isascii():  # it may have characters that no file can have
+        return NOT_PLAIN
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return value if type(value) is str and value in parts else NOT_PLAIN
+    if origin is tuple and type(value) in (list, tuple) and parts[1:] == (...,):
+        items = tuple(_plain(parts[0], item) for item in value)
+        return NOT_PLAIN if NOT_PLAIN in items else items
+    for part in parts if origin in (typing.Union, types.UnionType) else ():
+        if (found := _plain(part, value)) is not NOT_PLAIN:
+            return found
+    return value if hint in EXACT and type(value) is hint else NOT_PLAIN
 
 
 def _sentence(errors: Sequence[Any], value: Any, where: str) -> str:

@@ -19,7 +19,6 @@ from fedadc.communication.uplinks import Full
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps
 from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import Diverged, require, unknown
-from fedadc.federation import Federation
 from fedadc.fields.settings import Settings
 from fedadc.methods import FedAvg, FedProx, Method
 from fedadc.models.flat import FlatModel
@@ -35,6 +34,7 @@ from fedadc.views.local_work import LocalWork
 
 ROUND = 0  # training rounds start at 1, so calibration has its own random numbers
 Layers = Literal["head", "all"]
+Models = dict[str, Vector]  # the models of a client by variant: a regularizer, or "own" for a stored model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class TunedPart:
         return {self.prefix + n: v for n, v in self.model.state_dict(theta).items() if n in names}
 
 
-def tuned_part(federation: Federation, theta: Vector, layers: Layers) -> TunedPart:
-    """The part of the federation's model to tune. Loads `theta` into the model."""
-    model, agreement, batch_size = federation.model, federation.agreement, federation.evaluation.batch_size
+def tuned_part(agreement: Agreement, theta: Vector, layers: Layers, batch_size: int) -> TunedPart:
+    """The part of a model to tune; `batch_size` is that of a forward pass. Loads `theta` into the model."""
+    model = agreement.model
     model.theta.copy_(theta)
     if layers == "all":
         return TunedPart(model, model.theta.clone(), "", agreement.inputs, agreement.augment, batch_size, Samples.take)
@@ -136,3 +136,31 @@ def calibrated(
     if not received(own, result, 1.0).reports[0].finite:
         raise Diverged(f"client {client}: calibration diverged to non-finite values; lower the learning rate (`lr`).")
     return part.model.theta.clone()  # exactly what the inner loop computed; start - delta would be rounded
+
+
+@dataclass(frozen=True)
+class ClientTuner:
+    """Calibrates the models of one client after another, and counts what they classify correctly."""
+
+    part: TunedPart  # the part of the model that differs between clients
+    agreement: Agreement
+    calibration: Calibration
+    regularizers: tuple[str, ...]
+
+    def models(self, client: int, samples: Samples, own: Array) -> Models:
+        """The models of a client, calibrated on its `own` samples, with each of the regularizers."""
+        features, work = self.part.features(samples, own), self.calibration.work
+        methods = {name: self.calibration.method(name) for name in dict.fromkeys(self.regularizers)}
+        return {name: calibrated(self.part, self.agreement, client, features, work, m) for name, m in methods.items()}
+
+    def correct(self, models: Models, samples: Samples, own: Array) -> dict[str, int]:
+        """How many of its `own` samples each of these models classifies correctly."""
+        if not len(own):
+            return dict.fromkeys(models, 0)
+        features = self.part.features(samples, own)
+        return {name: self.part.count_correct(theta, features) for name, theta in models.items()}
+
+    def tuned(self, theta: Vector, differing: bool) -> dict[str, Tensor]:
+        """The parameters of a client's part by name; if `differing`, only those that differ from the global model."""
+        state, shared = self.part.state_dict(theta), self.part.state_dict(self.part.start)
+        return {name: v for name, v in state.items() if not differing or not torch.equal(v, shared[name])}

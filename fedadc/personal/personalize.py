@@ -101,11 +101,16 @@ def _personalized(
         personal = personal_run(run, config, file, label, request, data_dir, resolve_device(device))
         with PersonalFolder.create(target, personal.round) as folder, deterministic():
             rows = personal.personalize_clients(folder, watch)
-            folder.add_texts({PERSONAL_TABLE: as_csv(rows), PERSONAL_SUMMARY: personal.summary(rows)})
-            plot_gains(rows, folder.partial / PERSONAL_PLOT)
+            add_results(folder, rows, personal.summary(rows))
         result.rows.extend(rows)
         result.folders.append(target)
     return result
+
+
+def add_results(folder: PersonalFolder, rows: Sequence[ResultRow], summary: str) -> None:
+    """Add the table, the summary and the plot of a personalization to its folder."""
+    folder.add_texts({PERSONAL_TABLE: as_csv(rows), PERSONAL_SUMMARY: summary})
+    plot_gains(rows, folder.partial / PERSONAL_PLOT)
 
 
 def _labels(runs: Sequence[RecordedRun]) -> list[str]:

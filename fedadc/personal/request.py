@@ -1,15 +1,18 @@
-"""The settings of `personalize`, and which clients a text such as 0-9,12 selects."""
+"""The settings of `personalize`, their record, and which clients a text such as 0-9,12 selects."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedadc.config.settings import Config
 from fedadc.errors import require
 from fedadc.fields.settings import Settings
 from fedadc.personal.calibrate import Calibration, Layers, calibration_work
+from fedadc.personal.results import ResultRow
 from fedadc.runs.layout import PERSONAL
 from fedadc.views.local_work import MOST
 
@@ -49,6 +52,28 @@ class Request(Settings):
     def folder(self, run: Path) -> Path:
         """The folder for the results of a run."""
         return run / (PERSONAL if self.data is None else f"{PERSONAL}-{self.data.stem}")
+
+
+def summary_text(
+    label: str,
+    round: int,
+    model: str | None,
+    request: Request,
+    calibration: Calibration | None,  # None: the method stores a model for each client
+    rows: Sequence[ResultRow],
+) -> str:
+    """The content of summary.json: the settings, and the statistics of every row."""
+    tree: dict[str, Any] = {
+        "run": label,
+        "model": model,
+        "round": round,
+        "data": None if request.data is None else str(request.data),
+    }
+    if calibration is not None:
+        names = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
+        settings = {name: getattr(calibration.work, name) for name in names}
+        tree |= {"layers": request.layers, "settings": {**settings, "mu": calibration.mu, "lam": calibration.lam}}
+    return json.dumps({**tree, "rows": [row.as_dict() for row in rows]}, indent=2) + "\n"
 
 
 def client_numbers(selected: str | Sequence[int] | None, names: Sequence[str]) -> list[int]:

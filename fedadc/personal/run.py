@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from fedadc.communication.network import Communication
 from fedadc.config.build import Plan, prepare
@@ -18,9 +14,9 @@ from fedadc.methods import FedAvg, Method
 from fedadc.models.build import read_weights
 from fedadc.models.vectors import Vector
 from fedadc.objectives import CrossEntropy
-from fedadc.personal.calibrate import Calibration, TunedPart, calibrated, tuned_part
+from fedadc.personal.calibrate import ClientTuner, Models, tuned_part
 from fedadc.personal.folder import PersonalFolder
-from fedadc.personal.request import Request, client_numbers
+from fedadc.personal.request import Request, client_numbers, summary_text
 from fedadc.personal.results import ClientAccuracy, ResultRow
 from fedadc.personal.shares import Shares, changed_shares, shares_of
 from fedadc.runs.checkpoint import Checkpoints
@@ -35,7 +31,7 @@ from fedadc.training.faults import Faults
 from fedadc.training.state import RunState
 
 Watcher = Callable[[str, int], None]  # called after every client with the run's label and the number of clients
-Models = dict[str, Vector]  # the models of a client by variant: a regularizer, or "own" for a stored model
+GLOBAL = ""  # the variant that is no client's
 
 
 @dataclass(frozen=True)
@@ -47,22 +43,20 @@ class PersonalRun:
     model: str | None  # the file name of the global model; None if there is none
     comparable: bool  # True if the global model can be evaluated; a body without a trained head cannot
     request: Request
-    plan: Plan
-    part: TunedPart  # the part of the model that differs between clients
+    tuner: ClientTuner
     stored: Callable[[int], Vector] | None  # a client's model, if the method stores one; None: it is calibrated
-    calibration: Calibration
     shares: Shares
     new_shares: Shares | None  # if the clients' data has changed
 
     def personalize_clients(self, folder: PersonalFolder, watch: Watcher | None) -> list[ResultRow]:
         """Compute the models of every client, save them in the folder, and evaluate them."""
         rows: dict[tuple[str, str], ResultRow] = {}
-        clients = self._clients()
+        clients, differing = self._clients(), self.stored is not None and self.model is not None
         for client in clients:
             for phase, variant, theta, accuracy in self._personalize_client(client):
                 rows.setdefault((variant, phase), ResultRow(self.label, variant, phase)).counts.append(accuracy)
                 if theta is not None:
-                    folder.add_model(variant, client, self._tuned(theta))
+                    folder.add_model(variant, client, self.tuner.tuned(theta, differing))
             if watch:
                 watch(self.label, len(clients))
         variants = self._variants()
@@ -97,50 +91,21 @@ class PersonalRun:
         """The models of a client, calibrated on its training share unless the method stores them."""
         if self.stored is not None:
             return {"own": self.stored(client)}
-        agreement, work = self.plan.federation.agreement, self.calibration.work
-        features = self.part.features(shares.train, shares.clients[client])
-        methods = {name: self.calibration.method(name) for name in self._variants()}
-        return {name: calibrated(self.part, agreement, client, features, work, m) for name, m in methods.items()}
+        return self.tuner.models(client, shares.train, shares.clients[client])
 
     def _evaluate(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientAccuracy]]:
         """The accuracy of each of these models on the client's test share."""
         train, tests = len(shares.clients[client]), shares.tests[client]
-        features = self.part.features(shares.test, tests) if len(tests) else None
-
-        def correct(theta: Vector) -> int:
-            return 0 if features is None else self.part.count_correct(theta, features)
-
-        global_correct = correct(self.part.start) if self.comparable else None
-        for variant, theta in models.items():
-            counts = train, len(tests), correct(theta), global_correct
+        judged = {**models, **({GLOBAL: self.tuner.part.start} if self.comparable else {})}
+        correct = self.tuner.correct(judged, shares.test, tests)
+        for variant in models:
+            counts = train, len(tests), correct[variant], correct.get(GLOBAL)
             yield variant, ClientAccuracy(client, shares.names[client], *counts)
 
-    def _tuned(self, theta: Vector) -> dict[str, Tensor]:
-        """The parameters in which a client's model differs from the global one."""
-        state = self.part.state_dict(theta)
-        if self.stored is None or self.model is None:
-            return state
-        shared = self.part.state_dict(self.part.start)
-        return {name: tensor for name, tensor in state.items() if not torch.equal(tensor, shared[name])}
-
     def summary(self, rows: Sequence[ResultRow]) -> str:
-        """The content of summary.json: the settings, and the statistics of every row."""
-        work, request = self.calibration.work, self.request
-        names = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
-        settings = {
-            **{name: getattr(work, name) for name in names},
-            "mu": self.calibration.mu,
-            "lam": self.calibration.lam,
-        }
-        tree = {
-            "run": self.label,
-            "model": self.model,
-            "round": self.round,
-            "data": None if request.data is None else str(request.data),
-            **({} if self.stored else {"layers": request.layers, "settings": settings}),
-            "rows": [row.as_dict() for row in rows],
-        }
-        return json.dumps(tree, indent=2) + "\n"
+        """The content of summary.json."""
+        calibration = None if self.stored else self.tuner.calibration
+        return summary_text(self.label, self.round, self.model, self.request, calibration, rows)
 
 
 def stores_models(method: Method) -> bool:
@@ -178,18 +143,20 @@ def personal_run(
     require_same_split(run.path, plan.config, plan.federation.data)
     shares = shares_of(plan)
     new_shares = None if request.data is None else changed_shares(request.data, plan, shares, data_folder)
-    calibration, federation = request.calibration(plan.config), plan.federation
-    stored = None
+    federation, batch_size = plan.federation, plan.federation.evaluation.batch_size
+    agreement, stored = federation.agreement, None
     if file is None:
         state, method = _last_state(run, plan), config.method
         main, stored = next(iter(federation.vectors(state).values()), state.theta), _stored_models(method, state)
-        part, round = tuned_part(federation, main, "all"), state.round
+        part, round = tuned_part(agreement, main, "all", batch_size), state.round
         name, comparable = saved_model(run).name if method.federated else None, method.federated and not method.headless
     else:
         federation.load_state_dict(read_weights(file), str(file))
-        part, round = tuned_part(federation, federation.start().theta, request.layers), model_origin(file)[1]
+        theta, round = federation.start().theta, model_origin(file)[1]
+        part = tuned_part(agreement, theta, request.layers, batch_size)
         name, comparable = file.name, True
-    return PersonalRun(label, round, name, comparable, request, plan, part, stored, calibration, shares, new_shares)
+    tuner = ClientTuner(part, agreement, request.calibration(plan.config), request.regularizers)
+    return PersonalRun(label, round, name, comparable, request, tuner, stored, shares, new_shares)
 
 
 def _last_state(run: RecordedRun, plan: Plan) -> RunState:

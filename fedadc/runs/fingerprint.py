@@ -21,6 +21,7 @@ CHANGEABLE = (
     "checkpoint",
     "faults.bad_update",
     "federation.patience",
+    "federation.personalize",
 )
 MAX_SHOWN = 5  # keys in an error message
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from fedadc.config.settings import Config, DataConfig
+from fedadc.config.settings import Config, DataConfig, parse_config
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError, require, unknown
-from fedadc.runs.record import load_config
 from fedadc.sites.packets import RUN_CONFIG
 from fedadc.system.files import write_file
+from fedadc.system.user_code import UserCode
 
 APP_CONFIG = "fedadc.yaml"
 LOCAL_FOLDER = "local"  # folder of a local federation, which is not part of the app
@@ -149,7 +149,7 @@ def config_of_app(folder: Path) -> Config:
     data = tree.get("data") or {}
     require(isinstance(data, Mapping), f"{folder / APP_CONFIG}: data must be a mapping of settings.")
     tree = {**tree, "data": {"name": AT_SITES, **data}}
-    config = load_config(tree, folder=folder, trust=True)
+    config = parse_config(tree, UserCode(folder), source=str(folder / APP_CONFIG))
     _check(config.data)
     return config
 

@@ -58,6 +58,16 @@ class DataSchema:
         return DataSpec(self.shape, getattr(torch, self.dtype), self.classes, self.normalization)
 
 
+@dataclass(frozen=True)
+class SiteAnswer:
+    """What a site tells when it has agreed to take part."""
+
+    sizes: dict[str, int]  # samples of every split
+    label_counts: tuple[int, ...] | None  # of its training samples; None: not asked for
+    data: str  # checksum of its samples
+    agreement: str  # fingerprint of what it will train with
+
+
 def merged_schema(summaries: Sequence[SiteSummary], scale: Mapping[str, Sequence[float]]) -> DataSchema:
     """The schema for these sites, in the order of the clients; a site that does not fit the first one is refused."""
     first = summaries[0]

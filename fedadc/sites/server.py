@@ -24,9 +24,17 @@ from fedadc.models.vectors import State, Vector
 from fedadc.server_half import ServerHalf
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.evaluation import SiteCounter, SiteEvaluator, from_tensors
-from fedadc.sites.packets import Fact, Packet
-from fedadc.sites.schema import DataSchema, SiteSummary, from_json, merged_schema, mixed_columns, to_json, with_names
-from fedadc.sites.site import SiteAnswer
+from fedadc.sites.packets import Fact, Kind, Packet
+from fedadc.sites.schema import (
+    DataSchema,
+    SiteAnswer,
+    SiteSummary,
+    from_json,
+    merged_schema,
+    mixed_columns,
+    to_json,
+    with_names,
+)
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
 from fedadc.training.aggregate import PartialSum
@@ -132,8 +140,12 @@ class SiteEngine:
     def _exchange(self, messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | None]:
         facts: dict[str, Fact] = {"run": self.terms.run, "oldest": self.oldest()}
         requests = [(self.terms.names[client], Packet.of(message, facts)) for client, message in messages]
-        for answer in self.connections.ask("train", requests, self._agree_again):
+        for answer in self.ask("train", requests):
             yield answer.message
+
+    def ask(self, kind: Kind, requests: Iterable[tuple[str, Packet]]) -> Iterator[Packet]:
+        """The answers of sites; one that has lost what it kept of the run joins again."""
+        return self.connections.ask(kind, requests, self._agree_again)
 
     def _agree_again(self, name: str) -> None:
         """Let a site join again that has lost what it kept of the run, but not its data."""
@@ -160,11 +172,11 @@ class SiteEngine:
     ) -> Iterator[BatchCounts]:
         clients, body = sorted({batch.start for batch in batches}), theta.cpu().numpy().tobytes()
         requests = [
-            (self.terms.names[k], Packet({"run": self.terms.run, "personal": counted.get(k, -1)}, body=body))
+            (self.terms.names[k], Packet({"run": self.terms.run, "counted": counted.get(k, -1)}, body=body))
             for k in clients
         ]
         found = {}
-        for k, answer in zip(clients, self.connections.ask("count", requests, self._agree_again), strict=True):
+        for k, answer in zip(clients, self.ask("count", requests), strict=True):
             sizes, classes = self.terms.answers[k].sizes, self.counter.classes
             found[k] = from_tensors(answer.body, sizes, classes, self.terms.names[k])
         assert isinstance(self.counter, SiteCounter)

@@ -19,6 +19,7 @@ from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.connections import SiteConnections, Transport
+from fedadc.sites.finishing import finish, request_of
 from fedadc.sites.schema import DataSchema, from_json
 from fedadc.sites.server import HELD_OUT, SiteFederation, Terms, agree_again, agree_with_sites, require_same_data
 from fedadc.system.user_code import Notes
@@ -39,6 +40,8 @@ def serve(
     require(settings.sites is not None, "federation.sites is missing: how many sites take part, or their names.")
     needs = settings.evaluate in ("server", "both")
     require(needs == (server_data is not None), _about_server_data(settings, server_data))
+    if (request := request_of(config)) is not None:
+        request.calibration(config)  # refuses what no site could do
     original = original_config(out, config, trust=True)
     connections = SiteConnections(transport, settings.patience)
     if original is None:
@@ -55,7 +58,9 @@ def serve(
     federation.engine.oldest = lambda: oldest_checkpoint(out)
     model = replace(federation.config.model, channels_last=terms.channels_last)
     plan = TrainingPlan(replace(complete(federation.config), model=model), federation)
-    return train_plan(plan, original, out, False, "cpu", None, watch, notes)
+    result = train_plan(plan, original, out, False, "cpu", None, watch, notes)
+    finish(result, federation, out)
+    return result
 
 
 def _about_server_data(settings: FederationConfig, given: Path | None) -> str:

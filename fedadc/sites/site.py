@@ -7,55 +7,69 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
+from torch import Tensor
 
 from fedadc.config.build import build_agreement, complete
 from fedadc.config.settings import Config
-from fedadc.data.dataset import Samples
+from fedadc.data.dataset import DataSpec, Normalization, Samples
 from fedadc.errors import FedadcError, RunDamaged, require
-from fedadc.evaluation.metrics import MetricCounter
-from fedadc.sites.evaluation import to_tensors
+from fedadc.models.vectors import Vector
+from fedadc.sites.checked_files import checked_files, read_checked, write_checked
 from fedadc.sites.node import NodeSettings, file_of
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
-from fedadc.sites.schema import DataSchema, from_json, to_json
-from fedadc.sites.site_data import SiteData, read_site_data
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Fact, Kind, Packet
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
-from fedadc.system.files import checksum, to_safetensors, write_file
+from fedadc.system.files import checksum, to_safetensors
 from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
 from fedadc.training.client import Client
 
+if TYPE_CHECKING:
+    from fedadc.sites.schema import SiteAnswer
+
 log = logging.getLogger("fedadc")
-JOINED, SAMPLES, STATES = "joined.json", "samples.safetensors", "states"
+JOINED, STATES = "joined", "states"  # a file and a folder
+TERMS = "terms"  # name of a tensor that is a text
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a site keeps of the run that it takes part in."""
+    """What a site keeps of the run that it takes part in: its samples, ready for training, and what was agreed on."""
 
-    run: str
     number: int  # of its client in the roster
     channels_last: bool
-    holds_out: bool
-    schema: DataSchema
-    source: str  # of the data: changes if the file does
+    source: str  # of the data: changes if its files do
+    spec: DataSpec
+    samples: dict[str, Samples]  # by split
 
+    def content(self) -> bytes:
+        """A safetensors file."""
+        spec, constants = self.spec, self.spec.normalization
+        terms = {
+            "number": self.number, "channels_last": self.channels_last, "source": self.source,
+            "shape": spec.input_shape, "dtype": str(spec.dtype).removeprefix("torch."), "classes": spec.classes,
+            "scale": constants.scale, "mean": constants.mean, "std": constants.std,
+        }  # fmt: skip
+        text = torch.frombuffer(bytearray(json.dumps(terms).encode()), dtype=torch.uint8)
+        return to_safetensors({**_tensors(self.samples), TERMS: text})
 
-@dataclass(frozen=True)
-class SiteAnswer:
-    """What a site tells when it has agreed to take part."""
-
-    sizes: dict[str, int]  # samples of every split
-    label_counts: tuple[int, ...] | None  # of its training samples; None: not asked for
-    data: str  # checksum of its samples
-    agreement: str  # fingerprint of what it will train with
+    @staticmethod
+    def of(content: bytes) -> Joined:
+        tensors = load(content)
+        terms = json.loads(tensors.pop(TERMS).numpy().tobytes())
+        splits = sorted({name.partition(".")[0] for name in tensors})
+        samples = {split: Samples(tensors[f"{split}.x"], tensors[f"{split}.y"]) for split in splits}
+        constants = Normalization(terms["scale"], tuple(terms["mean"]), tuple(terms["std"]))
+        spec = DataSpec(tuple(terms["shape"]), getattr(torch, terms["dtype"]), tuple(terms["classes"]), constants)
+        return Joined(terms["number"], terms["channels_last"], terms["source"], spec, samples)
 
 
 @dataclass(frozen=True)
@@ -80,43 +94,55 @@ class Site:
     def answer(self, kind: Kind, request: Packet) -> Packet:
         if kind == "hello":
             return Packet({"client": self.name, "fedadc": __version__})
-        if kind == "describe":
-            data = self._read(bool(request.facts["holds_out"]))
-            return Packet(body=to_json(data.summary(json.loads(str(request.facts["as_text"])))))
-        if kind == "agree":
-            return Packet(body=to_json(self._agree(request)))
+        if kind in ("describe", "agree"):
+            return self._join(kind, request)
         run = SiteRun.opened(self, str(request.facts["run"]))
+        if kind == "finish":
+            from fedadc.sites.finishing import finish_at_site
+
+            return finish_at_site(run, request)
         return run.train(request) if kind == "train" else run.count(request)
 
-    def _read(self, holds_out: bool) -> SiteData:
-        return read_site_data(self.settings.data_path, self.name, self.config, holds_out)
+    def _join(self, kind: Kind, request: Packet) -> Packet:
+        from fedadc.sites.schema import DataSchema, from_json, to_json  # not needed for training
+        from fedadc.sites.site_data import read_site_data
 
-    def _agree(self, request: Packet) -> SiteAnswer:
-        facts = request.facts
-        joined = Joined(
-            str(facts["run"]), int(facts["number"]), bool(facts["channels_last"]), bool(facts["holds_out"]),
-            from_json(DataSchema, request.body, "the server"), self.source(),
-        )  # fmt: skip
-        samples = self._read(joined.holds_out).samples(joined.schema)
-        content = to_safetensors({f"{split}.{part}": getattr(s, part) for split, s in samples.items() for part in "xy"})
-        run = SiteRun(self, joined, samples)
+        data = read_site_data(self.settings.data_path, self.name, self.config, bool(request.facts["holds_out"]))
+        if kind == "describe":
+            return Packet(body=to_json(data.summary(json.loads(str(request.facts["as_text"])))))
+        schema = from_json(DataSchema, request.body, "the server")
+        return Packet(body=to_json(self._agree(data.samples(schema), schema.spec, request.facts)))
+
+    def _agree(self, samples: dict[str, Samples], spec: DataSpec, facts: Mapping[str, Fact]) -> SiteAnswer:
+        """Keep what is needed for training, and say what the server must know."""
+        from fedadc.sites.schema import SiteAnswer
+
         counts = None
         if facts["label_counts"]:
             require(
                 self.settings.allows_label_counts,
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
             )
-            labels = samples["train"].y.numpy()
-            counts = tuple(np.bincount(labels, minlength=len(joined.schema.classes)).tolist())
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_file(run.folder / SAMPLES, content)
-        write_file(run.folder / JOINED, to_json(joined))
-        sizes = {split: len(own) for split, own in samples.items()}
-        return SiteAnswer(sizes, counts, checksum(content), run.agreement.fingerprint())
+            labels = samples["train"].y
+            counts = tuple(torch.bincount(labels, minlength=len(spec.classes)).tolist())
+        joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), spec, samples)
+        run = SiteRun(self, str(facts["run"]), joined)
+        answer = SiteAnswer(
+            {split: len(own) for split, own in samples.items()}, counts,
+            checksum(to_safetensors(_tensors(samples))), run.agreement.fingerprint(),
+        )  # fmt: skip
+        write_checked(run.folder, JOINED, joined.content())
+        return answer
+
+    def folder(self, run: str) -> Path:
+        """Where it keeps what belongs to a run."""
+        valid = run.isalnum() and len(run) <= 64
+        require(valid, f"a run's name must be letters and digits, not {run!r:.60}.", RunDamaged)
+        return self.settings.folder / run
 
     def states(self, run: str) -> SiteStates:
         """The states of its client in a run."""
-        return SiteStates(_folder(self, run) / STATES)
+        return SiteStates(self.folder(run) / STATES)
 
     def source(self) -> str:
         """What changes when the data does: names, sizes and times of its files."""
@@ -132,59 +158,67 @@ class SiteRun:
     """A site's part in one run: it has agreed, and its samples are ready on its disk."""
 
     site: Site
+    run: str
     joined: Joined
-    samples: dict[str, Samples]
 
     @staticmethod
     def opened(site: Site, run: str) -> SiteRun:
         """The run that a site has joined; an error if it has not, or if its data has changed since."""
-        folder = _folder(site, run)
-        require((folder / JOINED).is_file(), f"site {site.name} has not joined run {run}.", NotJoined)
-        joined = from_json(Joined, (folder / JOINED).read_bytes(), str(folder / JOINED))
-        require(joined.source == site.source(), f"the data of site {site.name} has changed.", NotJoined)
+        path = checked_files(site.folder(run)).get(JOINED)
+        if path is None:
+            raise NotJoined(f"site {site.name} has not joined run {run}.")
         try:
-            tensors = load_file(folder / SAMPLES)
-        except Exception as error:
-            raise NotJoined(f"{folder / SAMPLES} is damaged.") from error
-        splits = {name.partition(".")[0] for name in tensors}
-        return SiteRun(site, joined, {s: Samples(tensors[f"{s}.x"], tensors[f"{s}.y"]) for s in sorted(splits)})
+            joined = Joined.of(read_checked(path))
+        except (RunDamaged, OSError) as error:
+            raise NotJoined(str(error)) from error
+        require(joined.source == site.source(), f"the data of site {site.name} has changed.", NotJoined)
+        return SiteRun(site, run, joined)
 
     @property
     def folder(self) -> Path:
-        return _folder(self.site, self.joined.run)
+        return self.site.folder(self.run)
 
     @cached_property
     def agreement(self) -> Agreement:
         config = complete(self.site.config)
         config = replace(config, model=replace(config.model, channels_last=self.joined.channels_last))
-        return build_agreement(config, self.joined.schema.spec, self.samples["train"])
+        return build_agreement(config, self.joined.spec, self.joined.samples["train"])
 
     def train(self, request: Packet) -> Packet:
-        states = self.site.states(self.joined.run)
-        client = Client(self.agreement, self.joined.number, self.samples["train"], states)
+        states = self.site.states(self.run)
+        client = Client(self.agreement, self.joined.number, self.joined.samples["train"], states)
         answer = client.answer(request.message)
         states.forget(int(request.facts["oldest"]))
         return Packet.of(answer, {})
 
     def count(self, request: Packet) -> Packet:
         """Count the predictions of a model, or of the client's own one, on the site's test and validation samples."""
-        agreement, held = self.agreement, {s: own for s, own in self.samples.items() if s != "train"}
+        from fedadc.evaluation.metrics import MetricCounter
+        from fedadc.sites.evaluation import to_tensors
+
+        agreement, held = self.agreement, {s: own for s, own in self.joined.samples.items() if s != "train"}
         counter = MetricCounter(agreement.model, held, agreement.inputs, agreement.classes, self.site.config.evaluate)
-        theta = torch.frombuffer(bytearray(request.body), dtype=agreement.start.dtype)
-        require(theta.shape == agreement.start.shape, "the model to evaluate has another size.")
-        personal = int(request.facts["personal"])
-        if personal >= 0:  # the last round whose state of the client took effect; 0: none
-            own = self.site.states(self.joined.run)[personal] if personal else agreement.method.client_state(theta)
-            theta = agreement.method.personal(theta, own)
+        theta = self._theta(request) if int(request.facts["counted"]) < 0 else self.own_model(request)
         with deterministic():
             counts = [counter.count(theta, batch) for batch in counter.batches()]
         return Packet(body=to_safetensors(to_tensors(counts)))
+
+    def _theta(self, request: Packet) -> Vector:
+        start = self.agreement.start
+        theta = torch.frombuffer(bytearray(request.body), dtype=start.dtype)
+        require(theta.shape == start.shape, "the model that the server sent has another size.")
+        return theta
+
+    def own_model(self, request: Packet) -> Vector:
+        """The client's own model: that of the server, with the state of the last round in which the client counted."""
+        theta, method, counted = self._theta(request), self.agreement.method, int(request.facts["counted"])
+        own = self.site.states(self.run)[counted] if counted else method.client_state(theta)
+        return method.personal(theta, own)
 
 
 class NotJoined(FedadcError):
     """The site must agree again before it can train: it has nothing, or something else, of this run."""
 
 
-def _folder(site: Site, run: str) -> Path:
-    require(run.isalnum() and len(run) <= 64, f"a run's name must be letters and digits, not {run!r:.60}.", RunDamaged)
-    return site.settings.folder / run
+def _tensors(samples: Mapping[str, Samples]) -> dict[str, Tensor]:
+    return {f"{split}.{part}": getattr(own, part) for split, own in samples.items() for part in "xy"}

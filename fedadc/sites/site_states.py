@@ -1,22 +1,17 @@
-"""The states of a client on its site's disk, one file for every round that may still be gone back to.
-
-A file's name has its round and the beginning of its checksum, so a damaged file is noticed when it is read.
-"""
+"""The states of a client on its site's disk, one file for every round that may still be gone back to."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from safetensors.torch import load
 
-from fedadc.errors import RunDamaged, require
 from fedadc.models.vectors import State, canonical
-from fedadc.system.files import checksum, to_safetensors, write_file
+from fedadc.sites.checked_files import checked_files, read_checked, write_checked
+from fedadc.system.files import to_safetensors
 
-FILE = re.compile(r"round-(\d{8})-([0-9a-f]{16})\.safetensors")
-CHECKED = 16  # characters of a checksum
+ROUND = "round-"
 
 
 class SiteStates(MutableMapping[int, State]):
@@ -26,26 +21,17 @@ class SiteStates(MutableMapping[int, State]):
         self.folder = folder
 
     def _files(self) -> dict[int, Path]:
-        found = self.folder.glob("round-*.safetensors") if self.folder.is_dir() else ()
-        return {int(match[1]): path for path in found if (match := FILE.fullmatch(path.name))}
+        files = checked_files(self.folder)
+        return {int(name.removeprefix(ROUND)): path for name, path in files.items() if name.startswith(ROUND)}
 
     def __getitem__(self, round: int) -> State:
-        path = self._files()[round]
-        content = path.read_bytes()
-        require(checksum(content)[:CHECKED] == path.stem.rpartition("-")[2], f"{path} is damaged.", RunDamaged)
-        return canonical(load(content))
+        return canonical(load(read_checked(self._files()[round])))
 
     def __contains__(self, round: object) -> bool:
         return round in self._files()
 
     def __setitem__(self, round: int, state: State) -> None:
-        content = to_safetensors(state)
-        path = self.folder / f"round-{round:08d}-{checksum(content)[:CHECKED]}.safetensors"
-        old = self._files().get(round)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, content)
-        if old is not None and old != path:  # of a round that is trained again, from another state
-            old.unlink()
+        write_checked(self.folder, f"{ROUND}{round:08d}", to_safetensors(state))
 
     def __delitem__(self, round: int) -> None:
         self._files()[round].unlink()

@@ -103,7 +103,7 @@ def test_calibrating_the_head_equals_training_with_the_bodys_gradient_masked(reg
     mu = 0.7 if regularizer == "prox" else 0.0
     masked = Server(Masked(mu=mu, objective=method.objective), Ensembles())
     whole = replace(trained.simulated, agreement=replace(agreement, server=masked))
-    part, head = tuned_part(trained, theta, "head"), trained.model.part("head")
+    part, head = tuned_part(trained.agreement, theta, "head", trained.evaluation.batch_size), trained.model.part("head")
     for client in (0, 3, 5):
         steps = int(steps_of(trained, np.array([client]))[0])
         with deterministic():
@@ -120,7 +120,7 @@ def test_calibrating_the_head_equals_training_with_the_bodys_gradient_masked(reg
 
 def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **settings: float) -> list[Tensor]:
     calibration = Calibration(work=WORK, layers=layers, **settings)
-    part = tuned_part(trained, trained.start().theta, layers)
+    part = tuned_part(trained.agreement, trained.start().theta, layers, trained.evaluation.batch_size)
     with deterministic():
         seen = [part.features(trained.data.train, trained.clients[k]) for k in range(len(trained.clients))]
         return [
@@ -153,7 +153,7 @@ def test_tuning_the_whole_model_equals_local_work() -> None:
     data = fedadc.from_arrays(x, y, (x, y))
     trained = fedadc.Federation(model=net, data=data, clients=3, local=WORK, augment=Augment(crop=1, flip=True))
     theta = trained.start().theta
-    part = tuned_part(trained, theta, "all")
+    part = tuned_part(trained.agreement, theta, "all", trained.evaluation.batch_size)
     with deterministic():
         own = part.features(data.train, trained.clients[1])
         tuned = calibrated(part, trained.agreement, 1, own, WORK, fedadc.methods.FedAvg())
@@ -170,7 +170,7 @@ def test_features_are_computed_once_with_the_frozen_body() -> None:
             return super().embed(x)
 
     trained = federation(Counting())
-    part = tuned_part(trained, trained.start().theta, "head")
+    part = tuned_part(trained.agreement, trained.start().theta, "head", trained.evaluation.batch_size)
     calls.clear()
     own = part.features(trained.data.train, trained.clients[5])
     with deterministic():
@@ -208,13 +208,13 @@ class Otherwise(Bent):
 def test_a_model_without_a_separate_classifier_can_only_be_tuned_whole(make: Any, words: str) -> None:
     trained = federation(make())
     with pytest.raises(FedadcError, match=words):
-        tuned_part(trained, trained.start().theta, "head")
+        tuned_part(trained.agreement, trained.start().theta, "head", trained.evaluation.batch_size)
     assert len(ends(trained, "none", "all")) == 6
 
 
 def test_a_diverged_calibration_names_the_client() -> None:
     trained = federation(Bent())
-    part = tuned_part(trained, trained.start().theta, "head")
+    part = tuned_part(trained.agreement, trained.start().theta, "head", trained.evaluation.batch_size)
     own = part.features(trained.data.train, trained.clients[2])
     wild = replace(WORK, clip=None, lr=1e30)
     with deterministic(), pytest.raises(Diverged, match="client 2: calibration diverged"):

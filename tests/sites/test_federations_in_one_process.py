@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,71 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from direct_sites import CLIENTS, Direct, Interrupted, config_of, sites_of
 from fedadc.config.build import prepare
 from fedadc.errors import FedadcError
 from fedadc.methods import METHODS
 from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.sites.connections import SiteConnections
-from fedadc.sites.node import NodeSettings
-from fedadc.sites.packets import Kind, Lost, Packet
 from fedadc.sites.server import SiteFederation, agree_with_sites
 from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
-
-CLIENTS = ("anna", "bert", "carl", "dora", "emil")
-
-
-class Direct:
-    """Calls the sites; a node may be lost once, after it has trained but before its answer arrives."""
-
-    def __init__(self, sites: Collection[Site], losing: Collection[int] = ()) -> None:
-        self.sites = dict(enumerate(sites, start=100))
-        self.answers: dict[str, Packet | Lost] = {}
-        self.losing, self.sent, self.limit = set(losing), 0, 10**9
-
-    def nodes(self) -> Collection[int]:
-        return list(self.sites)
-
-    def send(self, node: int, kind: Kind, packet: Packet) -> str:
-        self.sent += 1
-        if self.sent > self.limit:
-            raise Interrupted
-        answer: Packet | Lost = self.sites[node].reply(kind, packet)
-        if kind == "train" and self.sent in self.losing:
-            self.sites[node + 1000] = self.sites.pop(node)  # it starts again as another node
-            answer = Lost("it was killed")
-        self.answers[str(self.sent)] = answer
-        return str(self.sent)
-
-    def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
-        return {number: self.answers.pop(number) for number in reversed(list(numbers)) if number in self.answers}
-
-
-@pytest.fixture
-def arrays(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    client = rng.choice(np.array(CLIENTS), 120, p=[0.1, 0.3, 0.2, 0.3, 0.1])
-    x, y = rng.normal(size=(120, 6)), rng.choice(4, 120)
-    np.savez(tmp_path / "all.npz", x=x, y=y, client=client)
-    for name in CLIENTS:
-        np.savez(tmp_path / f"{name}.npz", x=x[client == name], y=y[client == name])
-    return tmp_path
-
-
-def config_of(folder: Path, **changes: Any) -> Any:
-    tree: dict[str, Any] = {
-        "rounds": 4, "seed": 2, "data": {"name": "npz", "path": str(folder / "all.npz")},
-        "model": {"name": "mlp", "hidden": [8], "projection": 6}, "cohort": {"size": 3},
-        "local": {"epochs": 2, "batch_size": 8, "lr": 0.1},
-    }  # fmt: skip
-    return load_config({**tree, **changes})
-
-
-def sites_of(folder: Path, config: Any) -> list[Site]:
-    kept = folder / "kept"
-    settings = [NodeSettings(n, str(folder / f"{n}.npz"), kept / n, True) for n in reversed(CLIENTS)]
-    return [Site(own, config) for own in settings]
 
 
 def federation_of(folder: Path, config: Any, losing: Collection[int] = ()) -> tuple[SiteFederation, list[Site]]:
@@ -115,10 +60,6 @@ def test_sites_give_the_bits_of_the_simulation(case: str, losing: Collection[int
     for number, state in here.state.clients.items():
         kept = by_name[CLIENTS[number]].states("r1")[there.state.clients.counted(number)]
         assert state.keys() == kept.keys() and all(torch.equal(state[n], kept[n]) for n in state)
-
-
-class Interrupted(Exception):
-    """The server dies."""
 
 
 @pytest.mark.parametrize("method", ["fedadc", "scaffold", "moon"])

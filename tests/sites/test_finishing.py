@@ -1,0 +1,85 @@
+"""The end of a federation: the sites get the final model, and tune it as `fedadc personalize` does in a simulation."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from direct_sites import CLIENTS, Direct, config_of, sites_of
+from fedadc.errors import FedadcError
+from fedadc.personal import personal_state_dict, personalize
+from fedadc.runs.record import load_config
+from fedadc.runs.runner import run
+from fedadc.sites.packets import Kind, Packet
+from fedadc.sites.schema import to_json
+from fedadc.sites.serving import serve
+
+PERSONAL = {
+    "calibrated": ("fedadc", {"regularizers": ["none", "prox"], "mu": 0.1, "epochs": 3}),
+    "whole model": ("scaffold", {"layers": "all", "lr": 0.02}),
+    "own head": ("fedper", {}),
+    "no global model": ("local_only", {}),
+}
+
+
+@pytest.mark.parametrize("case", PERSONAL)
+def test_sites_have_the_personal_models_of_the_simulation(case: str, arrays: Path) -> None:
+    method, settings = PERSONAL[case]
+    config = config_of(arrays, method=method, federation={"sites": list(CLIENTS), "personalize": settings})
+    run(load_config({**config.tree(), "data": {"name": "npz", "path": str(arrays / "all.npz")}}), out=arrays / "here")
+    personalize(arrays / "here", **settings)
+    sites = sites_of(arrays, config)
+    serve(config, Direct(sites), arrays / "there")
+    for name in ("clients.csv", "personal.png"):
+        assert (arrays / "there/personal" / name).is_file()
+    here, there = (list(csv.DictReader((arrays / f"{name}/personal/clients.csv").open())) for name in ("here", "there"))
+    assert here == there
+    assert not list((arrays / "there/personal").glob("*/*.safetensors")), "a personal model has left its site"
+    for site in sites:
+        (folder,) = (path for path in site.settings.folder.iterdir())
+        number = CLIENTS.index(site.name)
+        if method != "local_only":
+            assert (folder / "model.safetensors").read_bytes() == (arrays / "here/model.safetensors").read_bytes()
+        for variant in settings.get("regularizers", [None]):
+            mine = personal_state_dict(folder, number, variant)
+            expected = personal_state_dict(arrays / "here", number, variant)
+            assert mine.keys() == expected.keys() and all(torch.equal(mine[n], expected[n]) for n in mine)
+
+
+def test_a_finished_run_is_personalized_later(arrays: Path) -> None:
+    settings: dict[str, Any] = {"sites": list(CLIENTS)}
+    config = config_of(arrays, method="fedadc", federation=settings)
+    serve(config, Direct(sites_of(arrays, config)), arrays / "run")
+    assert not (arrays / "run/personal").exists()
+    config = config_of(arrays, method="fedadc", federation={**settings, "personalize": {"epochs": 1}})
+    serve(config, Direct(sites_of(arrays, config)), arrays / "run")
+    assert json.loads((arrays / "run/personal/summary.json").read_text())["settings"]["epochs"] == 1
+
+
+def test_settings_that_no_site_could_follow_are_refused_first(arrays: Path) -> None:
+    config = config_of(arrays, federation={"sites": 5, "personalize": {"regularizers": ["ridge"]}})
+    with pytest.raises(FedadcError, match=r"regularizer 'ridge'"):
+        serve(config, Direct([]), arrays / "run")
+
+
+class Boasting(Direct):
+    """One of its sites claims more than can be."""
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        number = super().send(node, kind, packet)
+        if kind == "finish" and self.sites[node].name == "bert":
+            from fedadc.sites.finishing import TunedCounts
+
+            self.answers[number] = Packet(body=to_json(TunedCounts({"none": 10**6})))
+        return number
+
+
+def test_counts_that_cannot_be_are_refused(arrays: Path) -> None:
+    config = config_of(arrays, method="fedadc", federation={"sites": list(CLIENTS), "personalize": {}})
+    with pytest.raises(FedadcError, match="site bert sent counts of its own models that cannot be"):
+        serve(config, Boasting(sites_of(arrays, config)), arrays / "run")
