@@ -16,6 +16,7 @@ import yaml
 from hypothesis import settings
 
 from commands import SMALL, Answer, Call
+from direct_sites import split_arrays
 from fedadc.cli import app as cli
 from fedadc.data import Dataset, from_clients
 from fedadc.data.dataset import Array
@@ -110,3 +111,10 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         return Answer(code if isinstance(code, int) else 0 if code is None else 1, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def site_arrays(tmp_path: Path) -> Path:
+    """A folder with the samples of some sites, in one file and in a file for each."""
+    split_arrays(tmp_path)
+    return tmp_path

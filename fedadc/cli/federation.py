@@ -36,14 +36,14 @@ def federation_up(
     data_dir: DataDir = None,
 ) -> None:
     """Start a federation on this machine, for trying: deal the data, train to the end, and stop it. A run goes on."""
-    from fedadc.cli.terminal import note, progress_of_run
+    from fedadc.cli.terminal import note, progress_of_federation
     from fedadc.runs.record import load_config
     from fedadc.sites.trial import prepared, train_here
 
     chosen = None if config is None else load_config(config, notes=note)
     federation, known = prepared(folder, chosen, sites, data_dir)
-    with progress_of_run(known.rounds, folder.name) as (watch, notes):
-        out = train_here(federation, known, port, watch, notes)
+    with progress_of_federation(known.rounds, folder.name) as (watch, show):
+        out = train_here(federation, known, port, watch, note, show)
     typer.echo(f"the run is in {out}")
 
 

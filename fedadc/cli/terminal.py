@@ -66,10 +66,18 @@ class _Lines:
     def __init__(self, total: int, unit: str) -> None:
         self.total, self.unit, self.done, self.start = total, unit, 0, 0
         self.began = self.last_line = time.monotonic()
+        self.last_kind = ""
 
     def begin_at(self, done: int) -> None:
         """Start the count at the round from which a run is resumed."""
         self.done = self.start = done
+
+    def describe(self, what: str) -> None:
+        """Say what happens, when it is something else than before."""
+        kind = what.partition(":")[0]
+        if kind != self.last_kind and not self.done:  # what happens in every round is not worth a line
+            err.print(Text(what), soft_wrap=True)
+        self.last_kind = kind
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
         self.done += 1
@@ -98,6 +106,9 @@ class _Bar:
         self.progress, self.last = progress, ""
         self.task = progress.add_task("starting", total=total, metric="")
 
+    def describe(self, what: str) -> None:
+        self.progress.update(self.task, description=escape(what))
+
     def begin_at(self, done: int) -> None:
         self.progress.reset(self.task, completed=done)
 
@@ -125,20 +136,37 @@ def _bar(total: int, unit: str = "rounds") -> Iterator[_Lines | _Bar]:
         yield _Bar(progress, total)
 
 
+class _RunCallbacks:
+    """What a run calls: `watch` with the record of every round, `show` with what it waits for."""
+
+    def __init__(self, bar: _Lines | _Bar, name: str) -> None:
+        self.bar, self.name, self.first = bar, name, True
+
+    def watch(self, record: dict[str, Any]) -> None:
+        if self.first:
+            self.bar.begin_at(record["round"] - 1)
+        self.first = False
+        self.bar.advance(self.name, record)
+
+    def show(self, sentence: str) -> None:
+        self.bar.describe(sentence)
+
+
 @contextmanager
 def progress_of_run(rounds: int, name: str) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
     """Callbacks of a run: one for the record of every round, one for notes on the data."""
     with _bar(rounds) as bar:
-        first = True
+        yield _RunCallbacks(bar, name).watch, note
 
-        def watch(record: dict[str, Any]) -> None:
-            nonlocal first
-            if first:
-                bar.begin_at(record["round"] - 1)
-            first = False
-            bar.advance(name, record)
 
-        yield watch, note
+@contextmanager
+def progress_of_federation(
+    rounds: int, name: str
+) -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[str], None]]]:
+    """Callbacks of a federation: one for the record of every round, one for what its server waits for."""
+    with _bar(rounds) as bar:
+        callbacks = _RunCallbacks(bar, name)
+        yield callbacks.watch, callbacks.show
 
 
 @contextmanager

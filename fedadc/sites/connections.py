@@ -14,6 +14,7 @@ from typing import Protocol
 from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
+from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
 WINDOW = 8  # answers that are fetched ahead of their turn
@@ -51,20 +52,30 @@ class _Request:
 class SiteConnections:
     """Knows which node has which client. `ask` waits for every answer, also while a site starts again."""
 
-    def __init__(self, transport: Transport, patience: float) -> None:
-        self.transport, self.patience = transport, patience
+    def __init__(
+        self, transport: Transport, patience: float, watch: Callable[[Activity], None] = lambda activity: None
+    ) -> None:
+        self.transport, self.patience, self.watch = transport, patience, watch
         self.events = EventLog()
+        self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
+        self.said: dict[str, Packet] = {}  # client -> its answer to that
         self.found: dict[str, int] = {}  # client -> node
         self._asked: dict[int, str] = {}  # node -> number of the request for its name
         self._known: set[int] = set()  # nodes that have said their names
+        self._problems: list[str] = []  # of sites that cannot take part
 
     def wait_for(self, wanted: Collection[str] | int) -> list[str]:
         """Wait until these sites, or so many, are connected; returns their names in order."""
         until = time.monotonic() + self.patience
         while True:
             self._look()
+            if self._problems:
+                raise Refused(self._problems[0])
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
-            missing = wanted - len(names) if isinstance(wanted, int) else len(wanted) - len(names)
+            total = wanted if isinstance(wanted, int) else len(wanted)
+            absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in self.found)
+            self.watch(Activity(JOIN, total, len(names), absent, tuple(sorted(self.found))))
+            missing = total - len(names)
             if missing <= 0:
                 require(
                     not isinstance(wanted, int) or len(names) == wanted,
@@ -72,17 +83,15 @@ class SiteConnections:
                 )
                 return names if isinstance(wanted, int) else list(wanted)
             if time.monotonic() > until:
-                absent = (
-                    f"{missing} sites" if isinstance(wanted, int) else ", ".join(n for n in wanted if n not in names)
-                )
-                raise WorkersLost(f"{absent} did not connect within {self.patience:g} seconds.")
+                those = f"site {', '.join(absent)}" if absent else f"{missing} of {total} sites"
+                raise WorkersLost(f"{those} did not connect within {self.patience:g} seconds.")
             time.sleep(LOOK_AGAIN)
 
     def _look(self) -> None:
         """Ask new nodes for their names, and forget those that are gone."""
         nodes = set(self.transport.nodes())
         for node in nodes - self._asked.keys() - self._known:
-            self._asked[node] = self.transport.send(node, "hello", Packet())
+            self._asked[node] = self.transport.send(node, "hello", self.hello)
         self._asked = {node: number for node, number in self._asked.items() if node in nodes}
         self._known &= nodes
         self.found = {name: node for name, node in self.found.items() if node in nodes}
@@ -99,11 +108,12 @@ class SiteConnections:
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
         if PROBLEM in answer.facts:
-            self.events.record(f"a site cannot take part: {answer.facts[PROBLEM]}")
+            self._problems.append(f"{f'site {name}' if name else 'a site'}: {answer.facts[PROBLEM]}")
+            self.events.record(f"a site cannot take part: {self._problems[-1]}")
             return
         other = self.found.get(name)
         require(other is None or other == node, f"two sites are called {name}; every site needs a name of its own.")
-        self.found[name] = node
+        self.found[name], self.said[name] = node, answer
 
     def ask(
         self, kind: Kind, requests: Iterable[tuple[str, Packet]], agree: Callable[[str], None] | None = None
@@ -115,6 +125,7 @@ class SiteConnections:
         position = 0
         while position < len(waiting):
             self._send(kind, waiting[position:])
+            self._tell(kind, waiting, position, answers)
             if self._fetch(waiting[position : position + WINDOW], answers):
                 since = time.monotonic()
             name = waiting[position].name
@@ -130,6 +141,11 @@ class SiteConnections:
             if time.monotonic() - since > self.patience:
                 raise WorkersLost(f"site {name} has not answered for {self.patience:g} seconds.")
             time.sleep(LOOK_AGAIN)
+
+    def _tell(self, kind: Kind, waiting: Sequence[_Request], position: int, answers: Collection[str]) -> None:
+        missing = tuple(request.name for request in waiting[position:] if request.name not in answers)
+        connected = tuple(sorted(self.found))
+        self.watch(Activity(kind, len(waiting), len(waiting) - len(missing), missing, connected))
 
     def _send(self, kind: Kind, waiting: Sequence[_Request]) -> None:
         if any(request.number is None for request in waiting):

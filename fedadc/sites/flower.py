@@ -98,7 +98,7 @@ def client_app(app_file: str) -> ClientApp:
 
 def _answer(kind: Kind, request: Packet, folder: Path, context: Context) -> Packet:
     settings = NodeSettings.of(context.node_config, context.run_config)
-    if kind == "hello":
+    if kind == "hello" and not request.facts:
         return Packet({"client": settings.client, "fedadc": __version__})
     from fedadc.sites.app import config_of_app  # these import torch, which takes most of the start
     from fedadc.sites.site import Site

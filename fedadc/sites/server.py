@@ -1,40 +1,30 @@
-"""The server's half of a real federation: it finds the sites, lets them agree on the data, and trains with them."""
+"""The server's half of a real federation, once its sites have agreed: it trains with them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedadc.config.build import build_agreement, build_coordinator, complete
+from fedadc.config.build import build_coordinator, complete
 from fedadc.config.settings import Config
-from fedadc.data.dataset import Normalization, Samples
+from fedadc.data.dataset import Samples
 from fedadc.data.roster import Roster
 from fedadc.engines.remote import Remote
-from fedadc.errors import FedadcError, require
 from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
 from fedadc.server_half import ServerHalf
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.evaluation import SiteCounter, SiteEvaluator, from_tensors
+from fedadc.sites.joining import Terms, agree_again, agreement_of, require_same_data
 from fedadc.sites.packets import Fact, Kind, Packet
-from fedadc.sites.schema import (
-    DataSchema,
-    SiteAnswer,
-    SiteSummary,
-    from_json,
-    merged_schema,
-    mixed_columns,
-    to_json,
-    with_names,
-)
+from fedadc.sites.schema import to_json
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
 from fedadc.training.aggregate import PartialSum
@@ -43,83 +33,6 @@ from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.state import RunState
 
 HELD_OUT = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a federation has agreed on before its first round. It is stored with the run, and never changes."""
-
-    run: str
-    names: tuple[str, ...]  # of the clients, in the order of their numbers
-    schema: DataSchema
-    answers: tuple[SiteAnswer, ...]  # of the sites, in the same order
-    holds_out: bool
-    channels_last: bool
-
-
-def agree_with_sites(
-    connections: SiteConnections, names: Sequence[str], config: Config, run: str, holds_out: bool
-) -> Terms:
-    """Collect the sites' summaries, merge and freeze them, and let every site prepare its data accordingly."""
-    options = config.data.options
-    summaries = _described(connections, names, holds_out, ())
-    if mixed := mixed_columns(summaries):
-        summaries = _described(connections, names, holds_out, sorted(mixed))
-    schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
-    if config.data.normalize is not None:
-        mean, std = config.data.normalize.mean, config.data.normalize.std
-        schema = replace(schema, normalization=Normalization(schema.normalization.scale, mean, std))
-    agreement = build_agreement(complete(config), schema.spec)
-    channels_last = agreement.inputs.channels_last
-    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last)
-    answers = tuple(agree_again(connections, terms, config, names))
-    _require_same_agreement(names, answers, _agreement(config, terms))
-    return replace(terms, answers=answers)
-
-
-def _described(
-    connections: SiteConnections, names: Sequence[str], holds_out: bool, as_text: Sequence[str]
-) -> list[SiteSummary]:
-    request = Packet({"holds_out": holds_out, "as_text": json.dumps(as_text)})
-    answers = connections.ask("describe", [(name, request) for name in names])
-    found = [from_json(SiteSummary, a.body, f"site {n}") for n, a in zip(names, answers, strict=True)]
-    for name, summary in zip(names, found, strict=True):
-        require(summary.client == name, f"site {name} answered as {summary.client}.")
-    return found
-
-
-def agree_again(
-    connections: SiteConnections, terms: Terms, config: Config, names: Iterable[str]
-) -> Iterator[SiteAnswer]:
-    """Let these sites prepare their data for a run, as the frozen schema says."""
-    needs_counts = config.cohort.selection is not None and config.cohort.selection.needs_label_counts
-    body = to_json(terms.schema)
-    chosen = list(names)
-    requests = []
-    for name in chosen:
-        facts: dict[str, Fact] = {
-            "run": terms.run, "number": terms.names.index(name), "channels_last": terms.channels_last,
-            "holds_out": terms.holds_out, "label_counts": needs_counts,
-        }  # fmt: skip
-        requests.append((name, Packet(facts, body=body)))
-    for name, answer in zip(chosen, connections.ask("agree", requests), strict=True):
-        yield from_json(SiteAnswer, answer.body, f"site {name}")
-
-
-def _agreement(config: Config, terms: Terms) -> Agreement:
-    config = complete(config)
-    config = replace(config, model=replace(config.model, channels_last=terms.channels_last))
-    return build_agreement(config, terms.schema.spec)
-
-
-def _require_same_agreement(names: Sequence[str], answers: Sequence[SiteAnswer], agreement: Agreement) -> None:
-    expected = agreement.fingerprint()
-    for name, answer in zip(names, answers, strict=True):
-        require(
-            answer.agreement == expected,
-            f"site {name} would train with other settings or initial weights than the server; make fedadc and torch "
-            "the same there.",
-        )
 
 
 class SiteEngine:
@@ -149,8 +62,7 @@ class SiteEngine:
 
     def _agree_again(self, name: str) -> None:
         """Let a site join again that has lost what it kept of the run, but not its data."""
-        (answer,) = agree_again(self.connections, self.terms, self.config, [name])
-        require_same_data(self.terms, {name: answer})
+        require_same_data(self.terms, agree_again(self.connections, self.terms, self.config, [name]))
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
         held = self.counter.held if isinstance(self.counter, SiteCounter) else {}
@@ -204,7 +116,7 @@ class SiteFederation(ServerHalf):
     ) -> None:
         self.config, self.terms = complete(config), terms
         self.evaluation, self.storage = config.evaluate, config.storage
-        self.agreement = _agreement(config, terms)
+        self.agreement = agreement_of(config, terms)
         sizes = np.array([answer.sizes["train"] for answer in terms.answers])
         counts = [answer.label_counts for answer in terms.answers]
         reported = None if None in counts else lambda: np.array(counts)
@@ -253,11 +165,3 @@ class SiteFederation(ServerHalf):
 
     def _held_tensors(self) -> dict[str, Tensor]:
         return {f"{split}.{part}": getattr(s, part) for split, s in self.counter.splits.items() for part in "xy"}
-
-
-def require_same_data(terms: Terms, answers: Mapping[str, SiteAnswer]) -> None:
-    """Refuse sites whose data has changed since the run began."""
-    for name, answer in answers.items():
-        before = terms.answers[terms.names.index(name)]
-        if answer.data != before.data:
-            raise FedadcError(f"the data of site {name} has changed since the run began; a new run is needed.")

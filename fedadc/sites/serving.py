@@ -20,8 +20,10 @@ from fedadc.runs.layout import CHECKPOINTS
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.connections import SiteConnections, Transport
 from fedadc.sites.finishing import finish, request_of
+from fedadc.sites.joining import Terms, join, join_again
 from fedadc.sites.schema import DataSchema, from_json
-from fedadc.sites.server import HELD_OUT, SiteFederation, Terms, agree_again, agree_with_sites, require_same_data
+from fedadc.sites.server import HELD_OUT, SiteFederation
+from fedadc.sites.status import StatusWriter, status_file
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -43,16 +45,14 @@ def serve(
     if (request := request_of(config)) is not None:
         request.calibration(config)  # refuses what no site could do
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, settings.patience)
+    connections = SiteConnections(transport, settings.patience, StatusWriter(status_file(out)))
     if original is None:
         assert settings.sites is not None
-        names = connections.wait_for(settings.sites)
-        notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
-        terms = agree_with_sites(connections, names, config, secrets.token_hex(8), settings.evaluate != "server")
+        run, holds_out = secrets.token_hex(8), settings.evaluate != "server"
+        terms = join(connections, settings.sites, config, run, holds_out, notes)
     else:
         terms = recorded_terms(out)
-        names = connections.wait_for(terms.names)
-        require_same_data(terms, dict(zip(names, agree_again(connections, terms, config, names), strict=True)))
+        join_again(connections, terms, config)
     held = {} if server_data is None else _samples_of_server(server_data, terms.schema)
     federation = SiteFederation(config, connections, terms, held)
     federation.engine.oldest = lambda: oldest_checkpoint(out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedadc.errors import FedadcError, RunDamaged, require
 from fedadc.models.vectors import Vector
 from fedadc.sites.checked_files import checked_files, read_checked, write_checked
 from fedadc.sites.node import NodeSettings, file_of
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Fact, Kind, Packet
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors
@@ -33,7 +34,7 @@ from fedadc.training.agreement import Agreement
 from fedadc.training.client import Client
 
 if TYPE_CHECKING:
-    from fedadc.sites.schema import SiteAnswer
+    from fedadc.sites.site_data import SiteData
 
 log = logging.getLogger("fedadc")
 JOINED, STATES = "joined", "states"  # a file and a folder
@@ -89,50 +90,63 @@ class Site:
             return self.answer(kind, request)
         except FedadcError as error:
             log.error("%s: %s", kind, error)
-            return Packet({PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
+            return Packet({"client": self.name, PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
 
     def answer(self, kind: Kind, request: Packet) -> Packet:
+        run = str(request.facts.get("run", ""))
         if kind == "hello":
-            return Packet({"client": self.name, "fedadc": __version__})
-        if kind in ("describe", "agree"):
-            return self._join(kind, request)
-        run = SiteRun.opened(self, str(request.facts["run"]))
+            return replace(self._introduction(request), facts={"client": self.name, "fedadc": __version__})
+        if kind == "describe":
+            return self._describe(request)
+        if kind == "agree":
+            return self._agree(run, request)
+        joined = SiteRun.opened(self, run)
         if kind == "finish":
             from fedadc.sites.finishing import finish_at_site
 
-            return finish_at_site(run, request)
-        return run.train(request) if kind == "train" else run.count(request)
+            return finish_at_site(joined, request)
+        return joined.train(request) if kind == "train" else joined.count(request)
 
-    def _join(self, kind: Kind, request: Packet) -> Packet:
-        from fedadc.sites.schema import DataSchema, from_json, to_json  # not needed for training
-        from fedadc.sites.site_data import read_site_data
+    def _introduction(self, request: Packet) -> Packet:
+        """What the server asks for at once: what this site has of a run, or what its data is like."""
+        if "run" in request.facts:
+            with suppress(NotJoined):  # the server lets it agree again
+                return self._terms(SiteRun.opened(self, str(request.facts["run"])), request)
+        return self._describe(request) if "holds_out" in request.facts else Packet()
 
-        data = read_site_data(self.settings.data_path, self.name, self.config, bool(request.facts["holds_out"]))
-        if kind == "describe":
-            return Packet(body=to_json(data.summary(json.loads(str(request.facts["as_text"])))))
-        schema = from_json(DataSchema, request.body, "the server")
-        return Packet(body=to_json(self._agree(data.samples(schema), schema.spec, request.facts)))
+    def _data(self, request: Packet) -> SiteData:
+        from fedadc.sites.site_data import read_site_data  # not needed for training
 
-    def _agree(self, samples: dict[str, Samples], spec: DataSpec, facts: Mapping[str, Fact]) -> SiteAnswer:
+        return read_site_data(self.settings.data_path, self.name, self.config, bool(request.facts["holds_out"]))
+
+    def _describe(self, request: Packet) -> Packet:
+        from fedadc.sites.schema import to_json
+
+        return Packet(body=to_json(self._data(request).summary(json.loads(str(request.facts["as_text"])))))
+
+    def _agree(self, run: str, request: Packet) -> Packet:
         """Keep what is needed for training, and say what the server must know."""
-        from fedadc.sites.schema import SiteAnswer
+        from fedadc.sites.schema import DataSchema, from_json
 
-        counts = None
-        if facts["label_counts"]:
+        facts, schema = request.facts, from_json(DataSchema, request.body, "the server")
+        samples = self._data(request).samples(schema)
+        joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), schema.spec, samples)
+        write_checked(self.folder(run), JOINED, joined.content())
+        return self._terms(SiteRun(self, run, joined), request)
+
+    def _terms(self, run: SiteRun, request: Packet) -> Packet:
+        from fedadc.sites.schema import SiteAnswer, to_json
+
+        samples, counts = run.joined.samples, None
+        if request.facts["label_counts"]:
             require(
                 self.settings.allows_label_counts,
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
             )
-            labels = samples["train"].y
-            counts = tuple(torch.bincount(labels, minlength=len(spec.classes)).tolist())
-        joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), spec, samples)
-        run = SiteRun(self, str(facts["run"]), joined)
-        answer = SiteAnswer(
-            {split: len(own) for split, own in samples.items()}, counts,
-            checksum(to_safetensors(_tensors(samples))), run.agreement.fingerprint(),
-        )  # fmt: skip
-        write_checked(run.folder, JOINED, joined.content())
-        return answer
+            counts = tuple(torch.bincount(samples["train"].y, minlength=len(run.joined.spec.classes)).tolist())
+        sizes = {split: len(own) for split, own in samples.items()}
+        data = checksum(to_safetensors(_tensors(samples)))
+        return Packet(body=to_json(SiteAnswer(sizes, counts, data, run.agreement.fingerprint())))
 
     def folder(self, run: str) -> Path:
         """Where it keeps what belongs to a run."""

@@ -21,6 +21,7 @@ from fedadc.runs.runner import Watcher
 from fedadc.sites.app import APP_CONFIG, config_of_app, config_text, write_app
 from fedadc.sites.dealing import deal
 from fedadc.sites.local import PAUSE, LocalFederation
+from fedadc.sites.status import read_status, status_file
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -66,7 +67,7 @@ def train_on_this_machine(
 ) -> Path:
     """Deal the data of a config to sites and train with them; or go on with the federation in a folder."""
     federation, known = prepared(folder, config, sites, data_dir)
-    return train_here(federation, known, port, watch or (lambda record: None), notes)
+    return train_here(federation, known, port, watch or (lambda record: None), notes, lambda sentence: None)
 
 
 def end_processes(folder: Path) -> int:
@@ -74,14 +75,20 @@ def end_processes(folder: Path) -> int:
     return LocalFederation(folder).down()
 
 
-def train_here(federation: LocalFederation, config: Config, port: int | None, watch: Watcher, notes: Notes) -> Path:
+def train_here(
+    federation: LocalFederation, config: Config, port: int | None, watch: Watcher, notes: Notes, show: Notes
+) -> Path:
     """Start all processes of a federation, follow its run to the end, and end them. Returns the run directory."""
     if left := federation.down():
         notes(f"{left} processes of an earlier start were ended")
     try:
         running = federation.start(port, notes)
+        status_file(federation.run).unlink(missing_ok=True)
         for record in _records(federation.run / METRICS, running):
-            watch(record)
+            if record is not None:
+                watch(record)
+            elif (activity := read_status(federation.run)) is not None:
+                show(activity.sentence)
     finally:
         federation.down()
     if not is_finished(federation.run, config):
@@ -91,8 +98,8 @@ def train_here(federation: LocalFederation, config: Config, port: int | None, wa
     return federation.run
 
 
-def _records(file: Path, running: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """The records of rounds, as they are written, until a process has ended."""
+def _records(file: Path, running: subprocess.Popen[bytes]) -> Iterator[dict[str, Any] | None]:
+    """The records of rounds, as they are written, until a process has ended; None now and then."""
     last, ended = _last_round(file), False
     while not ended:
         ended = running.poll() is not None
@@ -100,6 +107,7 @@ def _records(file: Path, running: subprocess.Popen[bytes]) -> Iterator[dict[str,
             if record["round"] > last:
                 last = record["round"]
                 yield record
+        yield None
         time.sleep(PAUSE)
 
 

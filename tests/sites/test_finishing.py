@@ -28,43 +28,48 @@ PERSONAL = {
 
 
 @pytest.mark.parametrize("case", PERSONAL)
-def test_sites_have_the_personal_models_of_the_simulation(case: str, arrays: Path) -> None:
+def test_sites_have_the_personal_models_of_the_simulation(case: str, site_arrays: Path) -> None:
     method, settings = PERSONAL[case]
-    config = config_of(arrays, method=method, federation={"sites": list(CLIENTS), "personalize": settings})
-    run(load_config({**config.tree(), "data": {"name": "npz", "path": str(arrays / "all.npz")}}), out=arrays / "here")
-    personalize(arrays / "here", **settings)
-    sites = sites_of(arrays, config)
-    serve(config, Direct(sites), arrays / "there")
+    config = config_of(site_arrays, method=method, federation={"sites": list(CLIENTS), "personalize": settings})
+    run(
+        load_config({**config.tree(), "data": {"name": "npz", "path": str(site_arrays / "all.npz")}}),
+        out=site_arrays / "here",
+    )
+    personalize(site_arrays / "here", **settings)
+    sites = sites_of(site_arrays, config)
+    serve(config, Direct(sites), site_arrays / "there")
     for name in ("clients.csv", "personal.png"):
-        assert (arrays / "there/personal" / name).is_file()
-    here, there = (list(csv.DictReader((arrays / f"{name}/personal/clients.csv").open())) for name in ("here", "there"))
+        assert (site_arrays / "there/personal" / name).is_file()
+    here, there = (
+        list(csv.DictReader((site_arrays / f"{name}/personal/clients.csv").open())) for name in ("here", "there")
+    )
     assert here == there
-    assert not list((arrays / "there/personal").glob("*/*.safetensors")), "a personal model has left its site"
+    assert not list((site_arrays / "there/personal").glob("*/*.safetensors")), "a personal model has left its site"
     for site in sites:
         (folder,) = (path for path in site.settings.folder.iterdir())
         number = CLIENTS.index(site.name)
         if method != "local_only":
-            assert (folder / "model.safetensors").read_bytes() == (arrays / "here/model.safetensors").read_bytes()
+            assert (folder / "model.safetensors").read_bytes() == (site_arrays / "here/model.safetensors").read_bytes()
         for variant in settings.get("regularizers", [None]):
             mine = personal_state_dict(folder, number, variant)
-            expected = personal_state_dict(arrays / "here", number, variant)
+            expected = personal_state_dict(site_arrays / "here", number, variant)
             assert mine.keys() == expected.keys() and all(torch.equal(mine[n], expected[n]) for n in mine)
 
 
-def test_a_finished_run_is_personalized_later(arrays: Path) -> None:
+def test_a_finished_run_is_personalized_later(site_arrays: Path) -> None:
     settings: dict[str, Any] = {"sites": list(CLIENTS)}
-    config = config_of(arrays, method="fedadc", federation=settings)
-    serve(config, Direct(sites_of(arrays, config)), arrays / "run")
-    assert not (arrays / "run/personal").exists()
-    config = config_of(arrays, method="fedadc", federation={**settings, "personalize": {"epochs": 1}})
-    serve(config, Direct(sites_of(arrays, config)), arrays / "run")
-    assert json.loads((arrays / "run/personal/summary.json").read_text())["settings"]["epochs"] == 1
+    config = config_of(site_arrays, method="fedadc", federation=settings)
+    serve(config, Direct(sites_of(site_arrays, config)), site_arrays / "run")
+    assert not (site_arrays / "run/personal").exists()
+    config = config_of(site_arrays, method="fedadc", federation={**settings, "personalize": {"epochs": 1}})
+    serve(config, Direct(sites_of(site_arrays, config)), site_arrays / "run")
+    assert json.loads((site_arrays / "run/personal/summary.json").read_text())["settings"]["epochs"] == 1
 
 
-def test_settings_that_no_site_could_follow_are_refused_first(arrays: Path) -> None:
-    config = config_of(arrays, federation={"sites": 5, "personalize": {"regularizers": ["ridge"]}})
+def test_settings_that_no_site_could_follow_are_refused_first(site_arrays: Path) -> None:
+    config = config_of(site_arrays, federation={"sites": 5, "personalize": {"regularizers": ["ridge"]}})
     with pytest.raises(FedadcError, match=r"regularizer 'ridge'"):
-        serve(config, Direct([]), arrays / "run")
+        serve(config, Direct([]), site_arrays / "run")
 
 
 class Boasting(Direct):
@@ -79,7 +84,7 @@ class Boasting(Direct):
         return number
 
 
-def test_counts_that_cannot_be_are_refused(arrays: Path) -> None:
-    config = config_of(arrays, method="fedadc", federation={"sites": list(CLIENTS), "personalize": {}})
+def test_counts_that_cannot_be_are_refused(site_arrays: Path) -> None:
+    config = config_of(site_arrays, method="fedadc", federation={"sites": list(CLIENTS), "personalize": {}})
     with pytest.raises(FedadcError, match="site bert sent counts of its own models that cannot be"):
-        serve(config, Boasting(sites_of(arrays, config)), arrays / "run")
+        serve(config, Boasting(sites_of(site_arrays, config)), site_arrays / "run")

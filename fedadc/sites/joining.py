@@ -1,0 +1,135 @@
+"""Before the first round: the server finds the sites, merges what they tell of their data, and lets them prepare it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedadc.config.build import build_agreement, complete
+from fedadc.config.settings import Config
+from fedadc.data.dataset import Normalization
+from fedadc.errors import FedadcError, require
+from fedadc.sites.connections import SiteConnections
+from fedadc.sites.packets import Fact, Packet
+from fedadc.sites.schema import (
+    DataSchema,
+    SiteAnswer,
+    SiteSummary,
+    from_json,
+    merged_schema,
+    mixed_columns,
+    to_json,
+    with_names,
+)
+from fedadc.system.user_code import Notes
+from fedadc.training.agreement import Agreement
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a federation has agreed on before its first round. It is stored with the run, and never changes."""
+
+    run: str
+    names: tuple[str, ...]  # of the clients, in the order of their numbers
+    schema: DataSchema
+    answers: tuple[SiteAnswer, ...]  # of the sites, in the same order
+    holds_out: bool  # whether the sites have test samples
+    channels_last: bool
+
+
+def join(
+    connections: SiteConnections, wanted: int | Sequence[str], config: Config, run: str, holds_out: bool, notes: Notes
+) -> Terms:
+    """Wait for the sites, merge and freeze what they tell, and let every site prepare its data accordingly."""
+    connections.hello = _question(holds_out)
+    names = connections.wait_for(wanted)
+    connections.hello = Packet()
+    notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
+    schema = _frozen_schema(connections, names, config, holds_out)
+    channels_last = build_agreement(complete(config), schema.spec).inputs.channels_last
+    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last)
+    answers = agree_again(connections, terms, config, names)
+    _require_same_agreement(answers, agreement_of(config, terms))
+    return replace(terms, answers=tuple(answers.values()))
+
+
+def join_again(connections: SiteConnections, terms: Terms, config: Config) -> None:
+    """Wait for the sites of a run that was interrupted; each must have the data with which it began."""
+    connections.hello = Packet({"run": terms.run, "label_counts": _needs_label_counts(config)})
+    names = connections.wait_for(terms.names)
+    connections.hello = Packet()
+    said = {name: connections.said[name].body for name in names}
+    answers = {name: from_json(SiteAnswer, body, f"site {name}") for name, body in said.items() if body}
+    answers |= agree_again(connections, terms, config, [name for name in names if name not in answers])
+    require_same_data(terms, answers)
+    _require_same_agreement(answers, agreement_of(config, terms))
+
+
+def _question(holds_out: bool, as_text: Collection[str] = ()) -> Packet:
+    return Packet({"holds_out": holds_out, "as_text": json.dumps(sorted(as_text))})
+
+
+def _frozen_schema(connections: SiteConnections, names: Sequence[str], config: Config, holds_out: bool) -> DataSchema:
+    said: Iterable[Packet] = [connections.said[name] for name in names]
+    summaries = _summaries(names, said)
+    if mixed := mixed_columns(summaries):
+        question = _question(holds_out, mixed)
+        summaries = _summaries(names, connections.ask("describe", [(name, question) for name in names]))
+    options = config.data.options
+    schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
+    if config.data.normalize is None:
+        return schema
+    mean, std = config.data.normalize.mean, config.data.normalize.std
+    return replace(schema, normalization=Normalization(schema.normalization.scale, mean, std))
+
+
+def _summaries(names: Sequence[str], said: Iterable[Packet]) -> list[SiteSummary]:
+    found = [from_json(SiteSummary, a.body, f"site {name}") for name, a in zip(names, said, strict=True)]
+    for name, summary in zip(names, found, strict=True):
+        require(summary.client == name, f"site {name} answered as {summary.client}.")
+    return found
+
+
+def agree_again(
+    connections: SiteConnections, terms: Terms, config: Config, names: Sequence[str]
+) -> dict[str, SiteAnswer]:
+    """Let these sites prepare their data for a run, as the frozen schema says."""
+    body, requests = to_json(terms.schema), []
+    for name in names:
+        facts: dict[str, Fact] = {
+            "run": terms.run, "number": terms.names.index(name), "channels_last": terms.channels_last,
+            "holds_out": terms.holds_out, "label_counts": _needs_label_counts(config),
+        }  # fmt: skip
+        requests.append((name, Packet(facts, body=body)))
+    answers = connections.ask("agree", requests)
+    return {n: from_json(SiteAnswer, a.body, f"site {n}") for n, a in zip(names, answers, strict=True)}
+
+
+def _needs_label_counts(config: Config) -> bool:
+    return config.cohort.selection is not None and config.cohort.selection.needs_label_counts
+
+
+def agreement_of(config: Config, terms: Terms) -> Agreement:
+    """What the server trains with, as the sites do."""
+    config = complete(config)
+    config = replace(config, model=replace(config.model, channels_last=terms.channels_last))
+    return build_agreement(config, terms.schema.spec)
+
+
+def _require_same_agreement(answers: Mapping[str, SiteAnswer], agreement: Agreement) -> None:
+    expected = agreement.fingerprint()
+    for name, answer in answers.items():
+        require(
+            answer.agreement == expected,
+            f"site {name} would train with other settings or initial weights than the server; make fedadc and torch "
+            "the same there.",
+        )
+
+
+def require_same_data(terms: Terms, answers: Mapping[str, SiteAnswer]) -> None:
+    """Refuse sites whose data has changed since the run began."""
+    for name, answer in answers.items():
+        before = terms.answers[terms.names.index(name)]
+        if answer.data != before.data:
+            raise FedadcError(f"the data of site {name} has changed since the run began; a new run is needed.")
