@@ -16,7 +16,7 @@ import torch
 from fedadc.cluster.settings import RayCluster
 from fedadc.communication.clock import Clock
 from fedadc.config.schema import hints_of, leaf
-from fedadc.config.settings import Config, DataConfig, Init, ModelConfig
+from fedadc.config.settings import AT_SITES, Config, DataConfig, Init, ModelConfig
 from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
@@ -230,6 +230,10 @@ def complete(config: Config) -> Config:
 def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Config, Dataset]:
     """Load the data, hold out test and validation shares, and return the config with these settings filled in."""
     node = config.data
+    require(
+        node.name != AT_SITES,
+        "data.name is sites: this config is of a real federation, which `flwr run` starts; to simulate it, name data.",
+    )
     file = node.test if isinstance(node.test, str) else None
     with words_of_the_config(config):
         share = None if isinstance(node.test, str) else DEFAULT_TEST_SHARE if node.test is None else node.test

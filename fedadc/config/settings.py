@@ -47,6 +47,7 @@ TABLES: Tables = {
 PAIR_NAMES: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # short names for a method with its objective
 STUDIES = {"experiment": {"base", "runs"}, "sweep": {"search"}}  # command -> keys that only its files have
 Init = Literal["default", "kaiming"]
+AT_SITES = "sites"  # data.name in the config of a real federation: every site has its own
 
 
 @dataclass(frozen=True, kw_only=True)

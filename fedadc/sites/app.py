@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from fedadc.config.settings import Config, DataConfig, parse_config
+from fedadc.config.settings import AT_SITES, Config, DataConfig, parse_config
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.sites.packets import RUN_CONFIG
@@ -24,7 +24,6 @@ from fedadc.system.user_code import UserCode
 
 APP_CONFIG = "fedadc.yaml"
 LOCAL_FOLDER = "local"  # folder of a local federation, which is not part of the app
-AT_SITES = "sites"  # data.name in the config of an app: every site has its own
 # what a config may say about data that it does not have
 DATA_OPTIONS = {"label", "drop", "scale", "size", "client"}
 NOT_AT_SITES = ("path", "clients", "partition")
@@ -131,16 +130,26 @@ def app_name(text: str) -> str:
 
 
 def config_text(config: Config) -> str:
-    """The config of an app: that of a simulation, less its data."""
-    tree = without_data(config).tree()
+    """The config of an app: that of a simulation, less its data. Settings that are empty by default are left out."""
+    whole = without_data(config).tree()
+    short = _without_empty(whole)
+    same = parse_config(short, UserCode(config.folder)).tree() == whole
+    tree = short if same else whole
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+
+
+def _without_empty(tree: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: _without_empty(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    return {key: value for key, value in found.items() if value is not None and value not in ({}, [])}
 
 
 def without_data(config: Config) -> Config:
     options = {key: value for key, value in config.data.options.items() if key in DATA_OPTIONS - {"client"}}
     test = None if isinstance(config.data.test, str) else config.data.test
     data = replace(config.data, name=AT_SITES, path=None, test=test, clients=None, partition=None, options=options)
-    return replace(config, data=data)
+    weights = config.model.weights  # the server sends them to the sites
+    model = replace(config.model, weights=None if weights is None else str(config.file(weights).resolve()))
+    return replace(config, data=data, model=model)
 
 
 def config_of_app(folder: Path) -> Config:

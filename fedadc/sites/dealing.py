@@ -10,7 +10,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,15 @@ class DealtData:
     """Where the data of the sites is."""
 
     sites: Mapping[str, Path]  # by the name of the client, in the order of their numbers
-    server: Path | None  # test samples of the server; None: the sites hold out their own
+    server: Path | None  # test samples of the server; None: the sites have their own
+    at_sites: bool = True  # whether the sites have test samples
+
+    @property
+    def evaluate(self) -> Literal["sites", "server", "both"]:
+        """Who evaluates."""
+        if self.server is None:
+            return "sites"
+        return "both" if self.at_sites else "server"
 
 
 def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None = None) -> DealtData:
@@ -40,22 +48,24 @@ def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None 
         sites is None or len(names) == sites, f"the data has {len(names)} clients, so --sites must be {len(names)}."
     )
     folder.mkdir(parents=True, exist_ok=True)
-    at_sites = data.test_owners is not None or federation.method.personalized
     if config.data.name == "csv" and data.test_owners is not None and isinstance(config.data.test, float | None):
         return DealtData(_deal_rows(config, names, folder), None)
+    owned = data.test_owners is not None or federation.method.personalized
+    tuned = config.federation is not None and config.federation.personalize is not None
+    tests = federation.local_tests if data.test is not None and (owned or tuned) else None
     paths: dict[str, Path] = {}
     for number, name in enumerate(names):
         arrays = {**_facts(data), **_pair(data, data.train.take(clients[number]))}
-        if at_sites and data.test is not None:
-            arrays |= _pair(data, data.test.take(federation.local_tests[number]), "_test")
+        if tests is not None and data.test is not None:
+            arrays |= _pair(data, data.test.take(tests[number]), "_test")
         paths[name] = folder / f"{name}.npz"
         _save(paths[name], arrays)
-    if at_sites or data.test is None:
+    if owned or data.test is None:
         return DealtData(paths, None)
     held = {f"_{split}": samples for split, samples in data.splits().items() if split != "train"}
     server = {key: array for ending, samples in held.items() for key, array in _pair(data, samples, ending).items()}
     _save(folder / SERVER_FILE, {**_facts(data), **server})
-    return DealtData(paths, folder / SERVER_FILE)
+    return DealtData(paths, folder / SERVER_FILE, tests is not None)
 
 
 def _save(path: Path, arrays: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from fedadc.config.build import build_agreement, complete
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Normalization
 from fedadc.errors import FedadcError, require
+from fedadc.models.build import read_weights
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.packets import Fact, Packet
 from fedadc.sites.schema import (
@@ -22,6 +23,7 @@ from fedadc.sites.schema import (
     to_json,
     with_names,
 )
+from fedadc.system.files import to_safetensors
 from fedadc.system.user_code import Notes
 from fedadc.training.agreement import Agreement
 
@@ -95,15 +97,21 @@ def agree_again(
     connections: SiteConnections, terms: Terms, config: Config, names: Sequence[str]
 ) -> dict[str, SiteAnswer]:
     """Let these sites prepare their data for a run, as the frozen schema says."""
-    body, requests = to_json(terms.schema), []
+    body, weights, requests = to_json(terms.schema), _initial_weights(config), []
     for name in names:
         facts: dict[str, Fact] = {
             "run": terms.run, "number": terms.names.index(name), "channels_last": terms.channels_last,
             "holds_out": terms.holds_out, "label_counts": _needs_label_counts(config),
         }  # fmt: skip
-        requests.append((name, Packet(facts, body=body)))
+        requests.append((name, Packet(facts, weights, body)))
     answers = connections.ask("agree", requests)
     return {n: from_json(SiteAnswer, a.body, f"site {n}") for n, a in zip(names, answers, strict=True)}
+
+
+def _initial_weights(config: Config) -> bytes:
+    """Weights that the server has in a file, for the sites, which do not have it."""
+    path = config.model.weights
+    return b"" if path is None else to_safetensors(read_weights(config.file(path)))
 
 
 def _needs_label_counts(config: Config) -> bool:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedadc.sites.site_data import SiteData
 
 log = logging.getLogger("fedadc")
-JOINED, STATES = "joined", "states"  # a file and a folder
+JOINED, WEIGHTS, STATES = "joined", "weights", "states"  # two files and a folder
 TERMS = "terms"  # name of a tensor that is a text
 
 
@@ -131,6 +131,8 @@ class Site:
         facts, schema = request.facts, from_json(DataSchema, request.body, "the server")
         samples = self._data(request).samples(schema)
         joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), schema.spec, samples)
+        if request.head:
+            write_checked(self.folder(run), WEIGHTS, request.head)
         write_checked(self.folder(run), JOINED, joined.content())
         return self._terms(SiteRun(self, run, joined), request)
 
@@ -195,8 +197,11 @@ class SiteRun:
     @cached_property
     def agreement(self) -> Agreement:
         config = complete(self.site.config)
-        config = replace(config, model=replace(config.model, channels_last=self.joined.channels_last))
-        return build_agreement(config, self.joined.spec, self.joined.samples["train"])
+        config = replace(config, model=replace(config.model, channels_last=self.joined.channels_last, weights=None))
+        agreement = build_agreement(config, self.joined.spec, self.joined.samples["train"])
+        if (weights := checked_files(self.folder).get(WEIGHTS)) is not None:
+            agreement.load_weights(load(read_checked(weights)), "the server's initial weights")
+        return agreement
 
     def train(self, request: Packet) -> Packet:
         states = self.site.states(self.run)

@@ -45,8 +45,8 @@ def prepared(
     shutil.rmtree(data, ignore_errors=True)  # of a trial that did not begin
     dealt_data = deal(config, sites, data, data_dir)
     settings = config.federation or FederationConfig()
-    evaluate: Any = "sites" if dealt_data.server is None else "server"
-    config = replace(config, federation=replace(settings, sites=tuple(dealt_data.sites), evaluate=evaluate))
+    agreed = replace(settings, sites=tuple(dealt_data.sites), evaluate=dealt_data.evaluate)
+    config = replace(config, federation=agreed)
     if not (folder / APP_CONFIG).is_file():
         write_app(folder, config)
     else:

@@ -104,3 +104,15 @@ def test_a_site_whose_data_changes_is_refused_by_name(site_arrays: Path) -> None
     np.savez(site_arrays / "carl.npz", x=np.ones((20, 6)), y=np.arange(20) % 4)
     with pytest.raises(FedadcError, match=r"the data of site carl has changed since the run began"):
         next(rounds)
+
+
+def test_the_server_sends_initial_weights_that_the_sites_do_not_have(site_arrays: Path) -> None:
+    run(config_of(site_arrays, rounds=1), out=site_arrays / "before")
+    config = config_of(site_arrays, method="fedper", model={"name": "mlp", "hidden": [8], "projection": 6,
+                       "weights": str(site_arrays / "before/model.safetensors")})  # fmt: skip
+    here = list(prepare(config).federation.rounds(config.rounds))[-1]
+    federation, _ = federation_of(site_arrays, config)
+    shutil.move(site_arrays / "before", site_arrays / "gone")  # from here on, only the sites have them
+    there = list(federation.rounds(config.rounds))[-1]
+    assert torch.equal(here.state.theta, there.state.theta)
+    assert here.metrics["personal_accuracy"] == there.metrics["personal_accuracy"]
