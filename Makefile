@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # v0.1.0, with which `make same-as` compares; by its hash, because tags do not come with every clone
 REF    ?= ab3897dd3b05deaf25034bb4a34cfd050b7aee94
 
-.PHONY: setup demo test test-slow test-cluster test-data torture same-as lint wheel golden bench bench-peers bench-curves bench-personalize clean
+.PHONY: setup demo test test-slow test-cluster test-federation test-data torture same-as lint wheel golden bench bench-peers bench-curves bench-personalize clean
 
 setup: $(READY)
 
@@ -31,6 +31,9 @@ test-slow: $(READY)          # minutes: long runs and large partitions
 
 test-cluster: $(READY)       # a quarter of an hour: Ray clusters of several nodes, which are killed
 	$(BIN)/python -m pytest -m cluster
+
+test-federation: $(READY)    # half an hour: all methods across real sites on Flower, which are killed
+	$(BIN)/python -m pytest -m federation
 
 test-data: $(READY)          # needs FEDADC_DATA with CIFAR-10, CIFAR-100
 	$(BIN)/python -m pytest -m realdata

@@ -83,25 +83,16 @@ class LocalFederation:
         """Start everything; returns the process of `flwr run`, which ends with the run."""
         dealt = self.dealt
         assert dealt is not None
-        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
         address = f"127.0.0.1:{free_port() if port is None else port}"
-        self._start_link(address)
+        self.start_link(address)
         notes(f"the SuperLink is at {address}")
-        for name, path in dealt.sites.items():
-            kept = self.folder / "sites" / name
-            given = {"client": name, "data-path": str(path), "folder": str(kept), "allow": "label-counts"}
-            settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
-            words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", settings]
-            self._start(f"site-{name}", "flower-supernode", words)
+        for name in dealt.sites:
+            self.start_site(name, address)
         notes(f"{len(dealt.sites)} SuperNodes were started: {', '.join(list(dealt.sites)[:20])}")
-        home = self.folder / HOME
-        connection = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{address}"\ninsecure = true\n'
-        home.mkdir(exist_ok=True)
-        write_file(home / "config.toml", connection.encode())
-        settings = f"out={json.dumps(str(self.run))} server-data={json.dumps(str(dealt.server or ''))}"
-        return self._start("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
+        return self.start_run(address)
 
-    def _start_link(self, address: str) -> None:
+    def start_link(self, address: str) -> subprocess.Popen[bytes]:
+        """Start the SuperLink, and wait until it listens."""
         host, _, port = address.rpartition(":")
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,24 +111,46 @@ class LocalFederation:
                 WorkersLost,
             )
             time.sleep(PAUSE)
+        return link
+
+    def start_site(self, name: str, address: str) -> subprocess.Popen[bytes]:
+        """Start the SuperNode of a site."""
+        dealt = self.dealt
+        assert dealt is not None
+        given = {
+            "client": name, "data-path": str(dealt.sites[name]), "folder": str(self.folder / "sites" / name),
+            "allow": "label-counts",
+        }  # fmt: skip
+        settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+        words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", settings]
+        return self._start(f"site-{name}", "flower-supernode", words)
+
+    def start_run(self, address: str) -> subprocess.Popen[bytes]:
+        """Start the run, or go on with it; the process ends with the run."""
+        dealt, home = self.dealt, self.folder / HOME
+        assert dealt is not None
+        home.mkdir(parents=True, exist_ok=True)
+        connection = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{address}"\ninsecure = true\n'
+        write_file(home / "config.toml", connection.encode())
+        settings = f"out={json.dumps(str(self.run))} server-data={json.dumps(str(dealt.server or ''))}"
+        return self._start("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
 
     def _start(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME)}
         environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         programs = str(Path(sys.executable).parent)  # Flower looks for its own ones by name
         environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
+        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
         with (self.folder / LOGS / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [str(Path(programs) / program), *words],
                 env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def complaints(self) -> list[str]:
-        """What the server said last about an error."""
-        with suppress(OSError):
-            lines = (self.folder / LOGS / "run.log").read_text(errors="replace").splitlines()
-            return [line[line.index("error: ") :] for line in lines if "error: " in line][-1:]
-        return []
+    def run_log(self) -> str:
+        """What the runs of this federation have said so far."""
+        path = self.folder / LOGS / "run.log"
+        return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 import subprocess
 import time
@@ -20,7 +21,7 @@ from fedadc.runs.record import is_finished
 from fedadc.runs.runner import Watcher
 from fedadc.sites.app import APP_CONFIG, config_of_app, config_text, write_app
 from fedadc.sites.dealing import deal
-from fedadc.sites.local import PAUSE, LocalFederation
+from fedadc.sites.local import LOGS, PAUSE, LocalFederation
 from fedadc.sites.status import read_status, status_file
 from fedadc.system.user_code import Notes
 
@@ -81,6 +82,7 @@ def train_here(
     """Start all processes of a federation, follow its run to the end, and end them. Returns the run directory."""
     if left := federation.down():
         notes(f"{left} processes of an earlier start were ended")
+    known = len(federation.run_log())
     try:
         running = federation.start(port, notes)
         status_file(federation.run).unlink(missing_ok=True)
@@ -92,9 +94,13 @@ def train_here(
     finally:
         federation.down()
     if not is_finished(federation.run, config):
-        said = federation.complaints()
-        reason = said[0].removeprefix("error: ") if said else f"the run ended early; see {federation.folder / 'logs'}."
-        raise WorkersLost(reason)
+        lines = federation.run_log()[known:].splitlines()
+        if said := [line.partition("error: ")[2] for line in lines if "error: " in line]:
+            raise WorkersLost(said[-1])
+        raise WorkersLost(
+            f"the server of {federation.app} has ended after round {_last_round(federation.run / METRICS)}; "
+            f"`fedadc federation up {shlex.quote(str(federation.app))}` goes on with it ({federation.folder / LOGS})."
+        )
     return federation.run
 
 
