@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir
+from fedadc.cli.options import DataDir, Overrides
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the app.")]
 GivenConfig = Annotated[Path | None, typer.Option("--config", help="A config, as `fedadc run` takes it.")]
 
 
-def federation_init(folder: Folder, config: GivenConfig = None) -> None:
+def federation_init(folder: Folder, overrides: Overrides = None, config: GivenConfig = None) -> None:
     """Write a Flower app that trains across sites with the settings of a config. Its data is left out."""
     from fedadc.cli.terminal import note
     from fedadc.errors import require
@@ -22,12 +22,13 @@ def federation_init(folder: Folder, config: GivenConfig = None) -> None:
 
     require(config is not None, "--config is missing: the config whose settings the federation uses.")
     assert config is not None
-    write_app(folder, load_config(config, notes=note))
+    write_app(folder, load_config(config, overrides or (), notes=note))
     typer.echo(f"wrote {folder}; its README.md says how to start the SuperLink, the sites and the run.")
 
 
 def federation_up(
     folder: Folder,
+    overrides: Overrides = None,
     sites: Annotated[int | None, typer.Option(min=1, metavar="N", help="Sites to deal the data to.")] = None,
     config: GivenConfig = None,
     port: Annotated[
@@ -37,10 +38,12 @@ def federation_up(
 ) -> None:
     """Start a federation on this machine, for trying: deal the data, train to the end, and stop it. A run goes on."""
     from fedadc.cli.terminal import note, progress_of_federation
+    from fedadc.errors import require
     from fedadc.runs.record import load_config
     from fedadc.sites.trial import prepared, train_here
 
-    chosen = None if config is None else load_config(config, notes=note)
+    require(config is not None or not overrides, "settings can be changed with --config only, before a run begins.")
+    chosen = None if config is None else load_config(config, overrides or (), notes=note)
     federation, known = prepared(folder, chosen, sites, data_dir)
     with progress_of_federation(known.rounds, folder.name) as (watch, show):
         out = train_here(federation, known, port, watch, note, show)

@@ -56,9 +56,9 @@ def _plain(hint: Any, value: Any) -> Any:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value if type(value) is str and value in parts else NOT_PLAIN
-    if origin is tuple and type(value) in (list, tuple) and parts[1:] == (...,):
-        items = tuple(_plain(parts[0], item) for item in value)
-        return NOT_PLAIN if NOT_PLAIN in items else items
+    if (origin is Sequence or parts[1:] == (...,)) and type(value) in (list, tuple):
+        items = [_plain(parts[0], item) for item in value]
+        return NOT_PLAIN if NOT_PLAIN in items else items if origin is Sequence else tuple(items)
     for part in parts if origin in (typing.Union, types.UnionType) else ():
         if (found := _plain(part, value)) is not NOT_PLAIN:
             return found

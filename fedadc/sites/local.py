@@ -101,7 +101,9 @@ class LocalFederation:
             except OSError:
                 raise FedadcError(f"port {port} is taken; choose another one with --port.") from None
         words = ["--insecure", "--disable-runtime-dependency-installation", "--host", host, "--port", port]
-        link = self._start("superlink", "flower-superlink", [*words, "--database", str(self.folder / "state.db")])
+        link = self.start_program(
+            "superlink", "flower-superlink", [*words, "--database", str(self.folder / "state.db")]
+        )
         until = time.monotonic() + START
         while not _listens(host, int(port)):
             gone = link.poll() is not None
@@ -123,7 +125,7 @@ class LocalFederation:
         }  # fmt: skip
         settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
         words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", settings]
-        return self._start(f"site-{name}", "flower-supernode", words)
+        return self.start_program(f"site-{name}", "flower-supernode", words)
 
     def start_run(self, address: str) -> subprocess.Popen[bytes]:
         """Start the run, or go on with it; the process ends with the run."""
@@ -133,9 +135,10 @@ class LocalFederation:
         connection = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{address}"\ninsecure = true\n'
         write_file(home / "config.toml", connection.encode())
         settings = f"out={json.dumps(str(self.run))} server-data={json.dumps(str(dealt.server or ''))}"
-        return self._start("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
+        return self.start_program("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
 
-    def _start(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start_program(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a program of Flower, which belongs to this federation; `name` is that of its log."""
         environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME)}
         environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         programs = str(Path(sys.executable).parent)  # Flower looks for its own ones by name

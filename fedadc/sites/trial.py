@@ -73,7 +73,9 @@ def train_on_this_machine(
 
 def end_processes(folder: Path) -> int:
     """End all processes of the federation in a folder; returns how many there were."""
-    return LocalFederation(folder).down()
+    federation = LocalFederation(folder)
+    require(federation.folder.is_dir(), f"{folder} has no federation of this machine.")
+    return federation.down()
 
 
 def train_here(
