@@ -11,6 +11,7 @@ import numpy as np
 from fedadc.runs.record import load_config
 from fedadc.sites.node import NodeSettings
 from fedadc.sites.packets import Kind, Lost, Packet
+from fedadc.sites.replies import reply
 from fedadc.sites.site import Site
 
 CLIENTS = ("anna", "bert", "carl", "dora", "emil")
@@ -31,7 +32,7 @@ class Direct:
         self.sent += 1
         if self.sent > self.limit:
             raise Interrupted
-        answer: Packet | Lost = self.sites[node].reply(kind, packet)
+        answer: Packet | Lost = reply(self.sites[node], kind, packet)
         if kind == "train" and self.sent in self.losing:
             self.sites[node + 1000] = self.sites.pop(node)  # it starts again as another node
             answer = Lost("it was killed")

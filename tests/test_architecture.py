@@ -236,6 +236,8 @@ def test_files_are_deleted_in_few_places() -> None:
         "fedadc.personal.folder",  # results that are replaced
         "fedadc.runs.checkpoint",  # old checkpoints
         "fedadc.runs.directory",  # a run that never finished a round
+        "fedadc.sites.checked_files",  # what a site has replaced
+        "fedadc.sites.resident",  # its socket
         "fedadc.sites.site_states",  # old states of a client at its site
         "fedadc.sites.trial",  # data that was dealt for a trial that did not begin
         "fedadc.system.files",  # unfinished files, locks

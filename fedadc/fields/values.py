@@ -28,12 +28,12 @@ PLAIN_WORDS = {  # type of a pydantic error -> what the value must be
     "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping of keys", "none_required": "empty",
 }  # fmt: skip
 EXACT = (int, float, str, bool, types.NoneType)  # a value of such a type fits; one of a subclass may not, such as True
-NOT_PLAIN = object()
+NOT_OBVIOUS = object()
 
 
 def leaf(hint: Any, value: Any, where: str) -> Any:
     """The value as its annotation wants it. It is checked as JSON, in which a list may stand for a tuple."""
-    if (found := _plain(hint, value)) is not NOT_PLAIN:
+    if (found := _plain(hint, value)) is not NOT_OBVIOUS:
         return found
     from pydantic import PydanticSchemaGenerationError, ValidationError  # takes long to import
 
@@ -50,19 +50,19 @@ def leaf(hint: Any, value: Any, where: str) -> Any:
 
 
 def _plain(hint: Any, value: Any) -> Any:
-    """The value if it obviously fits, which is fast and needs no pydantic; else NOT_PLAIN."""
+    """The value if it obviously fits, which is fast and needs no pydantic; else NOT_OBVIOUS."""
     if isinstance(value, str) and not value.isascii():  # it may have characters that no file can have
-        return NOT_PLAIN
+        return NOT_OBVIOUS
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return value if type(value) is str and value in parts else NOT_PLAIN
+        return value if type(value) is str and value in parts else NOT_OBVIOUS
     if (origin is Sequence or parts[1:] == (...,)) and type(value) in (list, tuple):
         items = [_plain(parts[0], item) for item in value]
-        return NOT_PLAIN if NOT_PLAIN in items else items if origin is Sequence else tuple(items)
+        return NOT_OBVIOUS if NOT_OBVIOUS in items else items if origin is Sequence else tuple(items)
     for part in parts if origin in (typing.Union, types.UnionType) else ():
-        if (found := _plain(part, value)) is not NOT_PLAIN:
+        if (found := _plain(part, value)) is not NOT_OBVIOUS:
             return found
-    return value if hint in EXACT and type(value) is hint else NOT_PLAIN
+    return value if hint in EXACT and type(value) is hint else NOT_OBVIOUS
 
 
 def _sentence(errors: Sequence[Any], value: Any, where: str) -> str:

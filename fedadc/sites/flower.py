@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedadc.errors import FedadcError, unknown
 from fedadc.sites.node import NodeSettings
 from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Fact, Kind, Lost, Packet
+from fedadc.sites.resident import ask_resident
 from fedadc.system.version import __version__
 
 log = logging.getLogger("fedadc")
@@ -100,10 +101,13 @@ def _answer(kind: Kind, request: Packet, folder: Path, context: Context) -> Pack
     settings = NodeSettings.of(context.node_config, context.run_config)
     if kind == "hello" and not request.facts:
         return Packet({"client": settings.client, "fedadc": __version__})
+    if (answer := ask_resident(kind, request, folder, settings)) is not None:
+        return answer
     from fedadc.sites.app import config_of_app  # these import torch, which takes most of the start
+    from fedadc.sites.replies import reply
     from fedadc.sites.site import Site
 
-    return Site(settings, config_of_app(folder)).reply(kind, request)
+    return reply(Site(settings, config_of_app(folder)), kind, request)
 
 
 def _one_sentence(record: logging.LogRecord) -> bool:

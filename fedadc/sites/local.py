@@ -28,7 +28,7 @@ MARK = "FEDADC_FEDERATION"  # the environment variable of all processes of a fed
 DEALT, RUN, LOGS, HOME = "dealt.json", "run", "logs", "flower"
 START = 60.0  # seconds for the SuperLink to listen
 END = 10.0  # seconds for processes to end when they are asked to
-PAUSE = 0.2
+LOOK_EVERY = 0.2
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class LocalFederation:
                 for pid in found:
                     with suppress(OSError):  # it has ended
                         os.kill(pid, number)
-                time.sleep(PAUSE)
+                time.sleep(LOOK_EVERY)
         left = self.processes()
         require(not left, f"processes {left} of {self.folder} do not end.", WorkersLost)
         return count
@@ -112,7 +112,7 @@ class LocalFederation:
                 f"the SuperLink did not start; see {self.folder / LOGS / 'superlink.log'}.",
                 WorkersLost,
             )
-            time.sleep(PAUSE)
+            time.sleep(LOOK_EVERY)
         return link
 
     def start_site(self, name: str, address: str) -> subprocess.Popen[bytes]:
@@ -165,7 +165,7 @@ def free_port() -> int:
 
 def _listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), PAUSE).close()
+        socket.create_connection((host, port), LOOK_EVERY).close()
     except OSError:
         return False
     return True

@@ -5,8 +5,9 @@ This module does not import torch: a site says its name before it loads anything
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedadc.errors import FedadcError, require, unknown
@@ -17,10 +18,12 @@ SETTINGS = {
     "data-path": "its data: a CSV file, an .npz file, a folder of images, or /path/file.py:function",
     "folder": "where it keeps its client's states (default: ~/.fedadc/sites/CLIENT)",
     "allow": "what it may tell beside what training needs: label-counts",
+    "keep": "seconds for which its process waits for the next message (default: 300; 0: a new process for every one)",
 }
 SIMULATED = "partition-id"  # which Flower's simulation gives to a node
 OF_SIMULATION = (SIMULATED, "num-partitions")
 LONGEST_NAME = 64
+KEEP, MOST_SECONDS = 300, 10**6
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,16 @@ class NodeSettings:
     data_path: str  # a file or folder, or a function in a file
     folder: Path  # for what the site keeps
     allows_label_counts: bool = False
+    keeps: float = 0.0  # seconds for which a process waits for the next message
+
+    def text(self) -> str:
+        """All settings, for another process."""
+        return json.dumps({**asdict(self), "folder": str(self.folder)})
+
+    @staticmethod
+    def from_text(text: str) -> NodeSettings:
+        given = json.loads(text)
+        return NodeSettings(**{**given, "folder": Path(given["folder"])})
 
     @staticmethod
     def of(given: Mapping[str, Fact], of_run: Mapping[str, Fact]) -> NodeSettings:
@@ -52,7 +65,12 @@ class NodeSettings:
         allowed = str(given.get("allow", "")).split()
         if wrong := [name for name in allowed if name != "label-counts"]:
             raise FedadcError(f"--node-config: allow must be label-counts or nothing, not {wrong[0]!r:.60}.")
-        return NodeSettings(client, path, folder, bool(allowed))
+        keep = given.get("keep", KEEP)
+        require(
+            isinstance(keep, int | float) and 0 <= keep <= MOST_SECONDS,
+            f"--node-config: keep must be between 0 and {MOST_SECONDS} seconds, not {keep!r:.60}.",
+        )
+        return NodeSettings(client, path, folder, bool(allowed), float(keep))
 
 
 def file_of(path: str) -> tuple[Path, str]:

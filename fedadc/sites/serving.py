@@ -19,11 +19,12 @@ from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.connections import SiteConnections, Transport
-from fedadc.sites.finishing import finish, request_of
+from fedadc.sites.finishing import finish
 from fedadc.sites.joining import Terms, join, join_again
 from fedadc.sites.schema import DataSchema, from_json
 from fedadc.sites.server import HELD_OUT, SiteFederation
 from fedadc.sites.status import StatusWriter, status_file
+from fedadc.sites.tuning import request_of
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")

@@ -25,7 +25,7 @@ from fedadc.errors import FedadcError, RunDamaged, require
 from fedadc.models.vectors import Vector
 from fedadc.sites.checked_files import checked_files, read_checked, write_checked
 from fedadc.sites.node import NodeSettings, file_of
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
+from fedadc.sites.packets import Packet
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors
@@ -84,51 +84,31 @@ class Site:
     def name(self) -> str:
         return self.settings.client
 
-    def reply(self, kind: Kind, request: Packet) -> Packet:
-        """Do what the server asks for, or say in one sentence why it cannot be done."""
-        try:
-            return self.answer(kind, request)
-        except FedadcError as error:
-            log.error("%s: %s", kind, error)
-            return Packet({"client": self.name, PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
-
-    def answer(self, kind: Kind, request: Packet) -> Packet:
-        run = str(request.facts.get("run", ""))
-        if kind == "hello":
-            return replace(self._introduction(request), facts={"client": self.name, "fedadc": __version__})
-        if kind == "describe":
-            return self._describe(request)
-        if kind == "agree":
-            return self._agree(run, request)
-        joined = SiteRun.opened(self, run)
-        if kind == "finish":
-            from fedadc.sites.finishing import finish_at_site
-
-            return finish_at_site(joined, request)
-        return joined.train(request) if kind == "train" else joined.count(request)
-
-    def _introduction(self, request: Packet) -> Packet:
-        """What the server asks for at once: what this site has of a run, or what its data is like."""
+    def introduction(self, request: Packet) -> Packet:
+        """Its name, and what the server asks for at once: what this site has of a run, or what its data is like."""
+        said = Packet()
         if "run" in request.facts:
             with suppress(NotJoined):  # the server lets it agree again
-                return self._terms(SiteRun.opened(self, str(request.facts["run"])), request)
-        return self._describe(request) if "holds_out" in request.facts else Packet()
+                said = self._terms(SiteRun.opened(self, str(request.facts["run"])), request)
+        elif "holds_out" in request.facts:
+            said = self.describe(request)
+        return replace(said, facts={"client": self.name, "fedadc": __version__})
 
     def _data(self, request: Packet) -> SiteData:
         from fedadc.sites.site_data import read_site_data  # not needed for training
 
         return read_site_data(self.settings.data_path, self.name, self.config, bool(request.facts["holds_out"]))
 
-    def _describe(self, request: Packet) -> Packet:
+    def describe(self, request: Packet) -> Packet:
         from fedadc.sites.schema import to_json
 
         return Packet(body=to_json(self._data(request).summary(json.loads(str(request.facts["as_text"])))))
 
-    def _agree(self, run: str, request: Packet) -> Packet:
+    def agree(self, request: Packet) -> Packet:
         """Keep what is needed for training, and say what the server must know."""
         from fedadc.sites.schema import DataSchema, from_json
 
-        facts, schema = request.facts, from_json(DataSchema, request.body, "the server")
+        run, facts, schema = str(request.facts["run"]), request.facts, from_json(DataSchema, request.body, "the server")
         samples = self._data(request).samples(schema)
         joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), schema.spec, samples)
         if request.head:

@@ -11,7 +11,7 @@ from fedadc.models.vectors import State, canonical
 from fedadc.sites.checked_files import checked_files, read_checked, write_checked
 from fedadc.system.files import to_safetensors
 
-ROUND = "round-"
+NAME_OF_ROUND = "round-"
 
 
 class SiteStates(MutableMapping[int, State]):
@@ -22,7 +22,11 @@ class SiteStates(MutableMapping[int, State]):
 
     def _files(self) -> dict[int, Path]:
         files = checked_files(self.folder)
-        return {int(name.removeprefix(ROUND)): path for name, path in files.items() if name.startswith(ROUND)}
+        return {
+            int(name.removeprefix(NAME_OF_ROUND)): path
+            for name, path in files.items()
+            if name.startswith(NAME_OF_ROUND)
+        }
 
     def __getitem__(self, round: int) -> State:
         return canonical(load(read_checked(self._files()[round])))
@@ -31,7 +35,7 @@ class SiteStates(MutableMapping[int, State]):
         return round in self._files()
 
     def __setitem__(self, round: int, state: State) -> None:
-        write_checked(self.folder, f"{ROUND}{round:08d}", to_safetensors(state))
+        write_checked(self.folder, f"{NAME_OF_ROUND}{round:08d}", to_safetensors(state))
 
     def __delitem__(self, round: int) -> None:
         self._files()[round].unlink()

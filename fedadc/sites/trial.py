@@ -21,7 +21,7 @@ from fedadc.runs.record import is_finished
 from fedadc.runs.runner import Watcher
 from fedadc.sites.app import APP_CONFIG, config_of_app, config_text, write_app
 from fedadc.sites.dealing import deal
-from fedadc.sites.local import LOGS, PAUSE, LocalFederation
+from fedadc.sites.local import LOGS, LOOK_EVERY, LocalFederation
 from fedadc.sites.status import read_status, status_file
 from fedadc.system.user_code import Notes
 
@@ -116,7 +116,7 @@ def _records(file: Path, running: subprocess.Popen[bytes]) -> Iterator[dict[str,
                 last = record["round"]
                 yield record
         yield None
-        time.sleep(PAUSE)
+        time.sleep(LOOK_EVERY)
 
 
 def _read(file: Path) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from fedadc.runs.runner import run
 from fedadc.sites.packets import Kind, Packet
 from fedadc.sites.schema import to_json
 from fedadc.sites.serving import serve
+from fedadc.sites.tuning import TunedCounts
 
 PERSONAL = {
     "calibrated": ("fedadc", {"regularizers": ["none", "prox"], "mu": 0.1, "epochs": 3}),
@@ -78,8 +79,6 @@ class Boasting(Direct):
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
         number = super().send(node, kind, packet)
         if kind == "finish" and self.sites[node].name == "bert":
-            from fedadc.sites.finishing import TunedCounts
-
             self.answers[number] = Packet(body=to_json(TunedCounts({"none": 10**6})))
         return number
 
