@@ -6,6 +6,7 @@ asked for its client's name.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
 from fedadc.sites.status import JOIN, Activity
 
+log = logging.getLogger("fedadc")
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
 WINDOW = 8  # answers that are fetched ahead of their turn
 
@@ -64,13 +66,15 @@ class SiteConnections:
         self._known: set[int] = set()  # nodes that have said their names
         self._problems: list[str] = []  # of sites that cannot take part
 
-    def wait_for(self, wanted: Collection[str] | int) -> list[str]:
+    def wait_for(self, wanted: Sequence[str] | int) -> list[str]:
         """Wait until these sites, or so many, are connected; returns their names in order."""
         until = time.monotonic() + self.patience
         while True:
             self._look()
             if self._problems:
                 raise Refused(self._problems[0])
+            if not isinstance(wanted, int):
+                self._refuse_strangers(wanted)
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
             total = wanted if isinstance(wanted, int) else len(wanted)
             absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in self.found)
@@ -111,9 +115,21 @@ class SiteConnections:
             self._problems.append(f"{f'site {name}' if name else 'a site'}: {answer.facts[PROBLEM]}")
             self.events.record(f"a site cannot take part: {self._problems[-1]}")
             return
-        other = self.found.get(name)
-        require(other is None or other == node, f"two sites are called {name}; every site needs a name of its own.")
+        if self.found.get(name, node) != node:
+            problem = f"two sites are called {name}; every site needs a name of its own."
+            self._refuse(node, problem)
+            raise Refused(problem)
         self.found[name], self.said[name] = node, answer
+
+    def _refuse(self, node: int, reason: str) -> None:
+        """Tell a site that it does not take part; its answer does not matter."""
+        self.events.record(f"a site was refused: {reason}")
+        log.warning("a site was refused: %s", reason)
+        self.transport.send(node, "refuse", Packet({"reason": reason}))
+
+    def _refuse_strangers(self, roster: Sequence[str]) -> None:
+        for name in [name for name in self.found if name not in roster]:
+            self._refuse(self.found.pop(name), f"{name} is not in federation.sites ({', '.join(roster)[:200]}).")
 
     def ask(
         self, kind: Kind, requests: Iterable[tuple[str, Packet]], agree: Callable[[str], None] | None = None

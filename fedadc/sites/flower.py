@@ -21,6 +21,7 @@ log = logging.getLogger("fedadc")
 
 TYPES: dict[Kind, str] = {
     "hello": "query.hello",
+    "refuse": "query.refuse",
     "describe": "query.describe",
     "agree": "query.agree",
     "train": "train",
@@ -101,6 +102,8 @@ def _answer(kind: Kind, request: Packet, folder: Path, context: Context) -> Pack
     settings = NodeSettings.of(context.node_config, context.run_config)
     if kind == "hello" and not request.facts:
         return Packet({"client": settings.client, "fedadc": __version__})
+    if kind == "refuse":
+        raise FedadcError(f"the server refuses site {settings.client}: {request.facts.get('reason')}")
     if (answer := ask_resident(kind, request, folder, settings)) is not None:
         return answer
     from fedadc.sites.app import config_of_app  # these import torch, which takes most of the start

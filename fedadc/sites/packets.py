@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Fact = str | int | float | bool
-Kind = Literal["hello", "describe", "agree", "train", "count", "finish"]
+Kind = Literal["hello", "refuse", "describe", "agree", "train", "count", "finish"]
 PROBLEM, NOT_JOINED = "problem", "not joined"  # facts of an answer that says why a request was refused
 # settings of a run, which Flower gives to both halves
 RUN_CONFIG = {

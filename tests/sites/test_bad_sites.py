@@ -1,0 +1,113 @@
+"""Sites that cannot take part: one sentence at the server, which names the site, and one at the site."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from direct_sites import CLIENTS, Direct, config_of, sites_of
+from fedadc.errors import FedadcError, WorkersLost
+from fedadc.sites.node import NodeSettings
+from fedadc.sites.packets import Kind, Packet
+from fedadc.sites.serving import serve
+from fedadc.sites.site import Site
+
+
+class Recording(Direct):
+    """Notes what sites are refused for."""
+
+    def __init__(self, sites: Any) -> None:
+        super().__init__(sites)
+        self.refusals: list[tuple[str, str]] = []
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        if kind == "refuse":
+            self.refusals.append((self.sites[node].name, str(packet.facts["reason"])))
+            return "0"
+        return super().send(node, kind, packet)
+
+
+def config(folder: Path, **settings: Any) -> Any:
+    return config_of(folder, federation={"sites": list(CLIENTS), "patience": 1, **settings})
+
+
+def test_data_that_is_gone(site_arrays: Path) -> None:
+    sites = sites_of(site_arrays, config(site_arrays))
+    (site_arrays / "carl.npz").unlink()
+    with pytest.raises(FedadcError, match=r"^site carl: .*carl.npz"):
+        serve(config(site_arrays), Direct(sites), site_arrays / "run")
+    assert not (site_arrays / "run").exists()
+
+
+def test_data_that_does_not_fit(site_arrays: Path) -> None:
+    np.savez(site_arrays / "dora.npz", x=np.ones((9, 5)), y=np.arange(9) % 3)
+    with pytest.raises(
+        FedadcError, match=r"site dora does not fit site anna: it has inputs of shape \(5,\), not \(6,\)"
+    ):
+        serve(config(site_arrays), Direct(sites_of(site_arrays, config(site_arrays))), site_arrays / "run")
+
+
+def test_a_site_that_never_comes(site_arrays: Path) -> None:
+    sites = [site for site in sites_of(site_arrays, config(site_arrays)) if site.name != "emil"]
+    with pytest.raises(WorkersLost, match=r"^site emil did not connect within 1 seconds"):
+        serve(config(site_arrays), Direct(sites), site_arrays / "run")
+
+
+def test_a_name_that_is_not_in_the_roster(site_arrays: Path) -> None:
+    sites = sites_of(site_arrays, config(site_arrays))
+    shutil.copyfile(site_arrays / "emil.npz", site_arrays / "emile.npz")
+    stranger = NodeSettings("emile", str(site_arrays / "emile.npz"), site_arrays / "kept/emile")
+    transport = Recording([*(s for s in sites if s.name != "emil"), Site(stranger, config(site_arrays))])
+    with pytest.raises(WorkersLost, match="site emil did not connect"):
+        serve(config(site_arrays), transport, site_arrays / "run")
+    assert transport.refusals == [("emile", "emile is not in federation.sites (anna, bert, carl, dora, emil).")]
+
+
+def test_two_sites_with_one_name(site_arrays: Path) -> None:
+    sites = sites_of(site_arrays, config(site_arrays))
+    transport = Recording([*sites, sites[0]])
+    with pytest.raises(FedadcError, match=f"two sites are called {sites[0].name}"):
+        serve(config(site_arrays), transport, site_arrays / "run")
+    assert [name for name, _ in transport.refusals] == [sites[0].name]
+
+
+def test_more_sites_than_wanted(site_arrays: Path) -> None:
+    with pytest.raises(FedadcError, match=r"5 sites are connected, but federation.sites is 3: anna, bert"):
+        serve(config(site_arrays, sites=3), Direct(sites_of(site_arrays, config(site_arrays))), site_arrays / "run")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"data-path": "x.csv"}, "--node-config lacks client, the name"),
+        ({"client": "bern"}, "--node-config lacks data-path, its data"),
+        ({"client": "bern", "data-path": "/absent.csv"}, "site bern has no data: there is no /absent.csv"),
+        ({"client": "../bern", "data-path": "/absent.csv"}, "client must be at most 64 characters without slashes"),
+        ({"client": "bern", "data_path": "x"}, "--node-config: setting 'data_path'"),
+        ({"client": "bern", "data-path": "/", "allow": "rows"}, "allow must be label-counts or nothing"),
+        ({"client": "bern", "data-path": "/", "keep": -1}, "keep must be between 0 and"),
+    ],
+)
+def test_settings_of_a_node(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(FedadcError) as raised:
+        NodeSettings.of(given, {})
+    assert problem in str(raised.value)
+
+
+def test_a_site_whose_state_is_lost_says_so(site_arrays: Path) -> None:
+    """A method with client states cannot go on without them."""
+    settings = config_of(site_arrays, method="scaffold", cohort={}, federation={"sites": list(CLIENTS), "patience": 5})
+    rounds = 0
+
+    def lose(record: dict[str, Any]) -> None:
+        nonlocal rounds
+        rounds += 1
+        shutil.rmtree(site_arrays / "kept" / "bert")
+
+    with pytest.raises(FedadcError, match=r"site bert: .*has no state of round 1"):
+        serve(settings, Direct(sites_of(site_arrays, settings)), site_arrays / "run", watch=lose)
+    assert rounds == 1
