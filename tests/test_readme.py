@@ -17,7 +17,15 @@ from commands import fine
 from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
 from fedadc.config.build import prepare
-from fedadc.config.settings import Checkpointing, CohortConfig, Config, DataConfig, ModelConfig, StopConfig
+from fedadc.config.settings import (
+    Checkpointing,
+    CohortConfig,
+    Config,
+    DataConfig,
+    FederationConfig,
+    ModelConfig,
+    StopConfig,
+)
 from fedadc.config.yaml import overlay, parse_yaml
 from fedadc.data import DATASETS
 from fedadc.evaluation.metrics import Evaluation
@@ -120,7 +128,7 @@ def test_every_key_of_a_config_is_explained() -> None:
     nodes = {"": Config, "data.": DataConfig, "model.": ModelConfig, "local.": LocalWork, "cohort.": CohortConfig,
              "evaluate.": Evaluation, "stop.": StopConfig, "storage.": Storage, "faults.": Faults,
              "checkpoint.": Checkpointing, "ensembles.": Ensembles, "communication.": Communication,
-             "clock.": Clock}  # fmt: skip
+             "clock.": Clock, "federation.": FederationConfig}  # fmt: skip
     branches = {node.rstrip(".") for node in nodes} | {"folder", "code", "options"}
     for node, cls in nodes.items():
         for field in dataclasses.fields(cls):

@@ -53,6 +53,8 @@ def _plain(hint: Any, value: Any) -> Any:
     """The value if it obviously fits, which is fast and needs no pydantic; else NOT_OBVIOUS."""
     if isinstance(value, str) and not value.isascii():  # it may have characters that no file can have
         return NOT_OBVIOUS
+    if isinstance(value, int) and value.bit_length() > 63:  # it may be too long to be printed
+        return NOT_OBVIOUS
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value if type(value) is str and value in parts else NOT_OBVIOUS
