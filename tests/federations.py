@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,21 +42,16 @@ def trained(config: Config, folder: Path) -> Path:
     return train_on_this_machine(folder, config, sites=config.data.clients)
 
 
-def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Federations wait most of the time."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
-
-
-def require_same_bits(here: Round, simulation: Path, folder: Path) -> None:
-    """The model, the metrics and the clients' states of a federation are those of the simulation."""
+def require_same_bits(here: Round, simulation: Path, folder: Path, sites: Path | None = None) -> None:
+    """The model and the clients' states of a federation are those of the simulation; `sites` has what sites keep."""
     federation = LocalFederation(folder)
+    sites = federation.folder / "sites" if sites is None else sites
     there = federation.run
     for name in sorted(path.name for path in simulation.glob("model*.safetensors")):
         assert (there / name).read_bytes() == (simulation / name).read_bytes(), name
     terms = recorded_terms(there)
     for number, name in enumerate(terms.names):
-        kept = SiteStates(federation.folder / "sites" / name / terms.run / STATES)
+        kept = SiteStates(sites / name / terms.run / STATES)
         expected = here.state.clients.get(number)
         if expected is not None:
             mine = kept[here.state.clients.counted(number)]

@@ -30,6 +30,7 @@ from fedadc.personal.calibrate import Calibration
 from fedadc.personal.request import Request
 from fedadc.runs.record import load_config
 from fedadc.studies.experiment import Candidate, Experiment
+from fedadc.studies.trial_file import SweepTrial
 from public import public_objects
 
 REQUIRED: dict[type, dict[str, Any]] = {  # values of the fields without a default
@@ -38,6 +39,7 @@ REQUIRED: dict[type, dict[str, Any]] = {  # values of the fields without a defau
     DISTRIBUTIONS["lognormal"]: {"median": 1.0},
     DISTRIBUTIONS["exponential"]: {"mean": 1.0},
     Calibration: {"work": LocalWork()},
+    SweepTrial: {"trial": 0, "settings": {"local.lr": 0.1}},
     Experiment: {"title": "a", "base": {}, "runs": {"b": None}, "seeds": [0], "budget": 1},
 }
 

@@ -10,12 +10,13 @@ import pytest
 from family import linux
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
-from federations import at_once, config_of, left_over, require_same_bits, simulated, trained
+from fedadc.sites.trial import prepared
+from federations import config_of, left_over, parts_of, require_same_bits, simulated, trained
 
 pytestmark = linux
 SUITE: dict[str, dict[str, Any]] = {
     "scaffold, compressed": {"method": "scaffold", "communication": {"uplink": "top_k"}},
-    "fedadc+": {"method": "fedadc+"},
+    "fedadc+": {"method": "fedadc+", "rounds": 1},
 }
 ALL: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS},
@@ -27,26 +28,35 @@ ALL: dict[str, dict[str, Any]] = {
 }
 
 
-def check(cases: dict[str, dict[str, Any]], folder: Path) -> None:
-    configs = {name: config_of(**changes) for name, changes in cases.items()}
-    here = {name: simulated(config, folder / f"{name} here") for name, config in configs.items()}
-    at_once([lambda c=config, n=name: trained(c, folder / n) for name, config in configs.items()])
-    for name in configs:
-        require_same_bits(here[name], folder / f"{name} here", folder / name)
+def check(changes: dict[str, Any], folder: Path) -> None:
+    config = config_of(**changes)
+    here = simulated(config, folder / "here")
+    trained(config, folder / "there")
+    require_same_bits(here, folder / "here", folder / "there")
     assert not left_over()
 
 
-def test_two_methods(tmp_path: Path) -> None:
-    check(SUITE, tmp_path)
+def test_two_methods_at_once(tmp_path: Path) -> None:
+    """Two runs share the SuperLink and the sites."""
+    first, second = (config_of(**changes) for changes in SUITE.values())
+    here = simulated(first, tmp_path / "first here"), simulated(second, tmp_path / "second here")
+    other = prepared(tmp_path / "second", second, second.data.clients)[0]
+    with parts_of(first, tmp_path / "first") as parts:
+        other.start_run(parts.address).wait(timeout=400)
+        parts.finished()
+        kept = parts.federation.folder / "sites"
+    require_same_bits(here[0], tmp_path / "first here", tmp_path / "first")
+    require_same_bits(here[1], tmp_path / "second here", tmp_path / "second", kept)
+    assert not left_over()
 
 
 @pytest.mark.federation
 @pytest.mark.parametrize("case", ALL)
 def test_every_method_and_objective(case: str, tmp_path: Path) -> None:
-    check({case: ALL[case]}, tmp_path)
+    check(ALL[case], tmp_path)
 
 
 @pytest.mark.federation
 def test_twenty_sites(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 20, "partition": {"name": "dirichlet", "alpha": 1.0}}
-    check({"twenty": {"method": "scaffold", "rounds": 2, "data": data, "cohort": {"size": 5}}}, tmp_path)
+    check({"method": "scaffold", "rounds": 2, "data": data, "cohort": {"size": 5}}, tmp_path)
