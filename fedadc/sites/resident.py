@@ -28,6 +28,7 @@ from fedadc.system.version import __version__
 
 LISTENS_AFTER = 120.0  # seconds for a new process, at most
 TRY_AGAIN = 0.02
+LONGEST_ADDRESS = 100  # bytes; systems allow 104 or 108 for a socket
 RESIDENT_LOG = "resident.log"  # in the folder of the site
 
 
@@ -35,10 +36,14 @@ def ask_resident(kind: Kind, request: Packet, app: Path, settings: NodeSettings)
     """The answer of the resident process, which is started if there is none; None if it died or there can be none."""
     if not settings.keeps or not hasattr(socket, "AF_UNIX"):
         return None
-    with suppress(OSError, EOFError), _connected(_address(app, settings), app, settings) as channel:
-        channel.send_bytes(kind.encode())
-        _send(channel, request)
-        return _receive(channel)
+    address = _address(app, settings)
+    if len(os.fsencode(address)) > LONGEST_ADDRESS:
+        return None
+    for _ in range(2):  # the first may be about to end
+        with suppress(OSError, EOFError), _connected(address, app, settings) as channel:
+            channel.send_bytes(kind.encode())
+            _send(channel, request)
+            return _receive(channel)
     return None
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,11 @@ pytestmark = linux
 
 
 @pytest.fixture
-def app(site_arrays: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(site_arrays))
+def app(site_arrays: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_app(site_arrays / "app", config_of(site_arrays))
-    return site_arrays / "app"
+    with tempfile.TemporaryDirectory(prefix="f") as short:  # the paths of sockets are
+        monkeypatch.setattr("tempfile.tempdir", short)
+        yield site_arrays / "app"
 
 
 def settings_of(app: Path, keeps: float) -> NodeSettings:
@@ -69,6 +72,13 @@ def test_a_site_may_do_without(app: Path) -> None:
     assert ask_resident("hello", HELLO, app, settings_of(app, keeps=0)) is None
 
 
+def test_a_long_path_of_temporary_files_allows_none(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = app.parent / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert ask_resident("hello", HELLO, app, settings_of(app, keeps=5)) is None and not residents(app)
+
+
 def test_one_that_cannot_start_is_no_answer(app: Path) -> None:
     (app / "fedadc.yaml").write_text("rounds: many")
     assert ask_resident("hello", HELLO, app, settings_of(app, keeps=5)) is None
@@ -77,7 +87,7 @@ def test_one_that_cannot_start_is_no_answer(app: Path) -> None:
 
 def test_its_socket_is_for_its_owner_only(app: Path) -> None:
     settings = settings_of(app, keeps=5)
-    folder = app.parent / f"fedadc-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"fedadc-{os.getuid()}"
     folder.mkdir(mode=0o755)
     with pytest.raises(FedadcError, match="only its owner may enter"):
         ask_resident("hello", HELLO, app, settings)
