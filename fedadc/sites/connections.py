@@ -65,6 +65,7 @@ class SiteConnections:
         self._asked: dict[int, str] = {}  # node -> number of the request for its name
         self._known: set[int] = set()  # nodes that have said their names
         self._problems: list[str] = []  # of sites that cannot take part
+        self._joining = True  # until all sites were found
 
     def wait_for(self, wanted: Sequence[str] | int) -> list[str]:
         """Wait until these sites, or so many, are connected; returns their names in order."""
@@ -85,6 +86,7 @@ class SiteConnections:
                     not isinstance(wanted, int) or len(names) == wanted,
                     f"{len(names)} sites are connected, but federation.sites is {wanted}: {', '.join(names)}.",
                 )
+                self._joining = False
                 return names if isinstance(wanted, int) else list(wanted)
             if time.monotonic() > until:
                 those = f"site {', '.join(absent)}" if absent else f"{missing} of {total} sites"
@@ -115,10 +117,12 @@ class SiteConnections:
             self._problems.append(f"{f'site {name}' if name else 'a site'}: {answer.facts[PROBLEM]}")
             self.events.record(f"a site cannot take part: {self._problems[-1]}")
             return
-        if self.found.get(name, node) != node:
+        if self.found.get(name, node) != node and self._joining:
             problem = f"two sites are called {name}; every site needs a name of its own."
             self._refuse(node, problem)
             raise Refused(problem)
+        if self.found.get(name, node) != node:  # Flower notices the end of the node that it had some time later
+            self.events.record(f"site {name} has started again")
         self.found[name], self.said[name] = node, answer
 
     def _refuse(self, node: int, reason: str) -> None:

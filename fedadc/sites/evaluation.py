@@ -42,12 +42,9 @@ class SiteEvaluator(Evaluator):
 
     count_personal: Callable[[RunState], Iterable[BatchCounts]] = lambda _: ()
 
-    def __call__(self, state: RunState) -> Metrics:
-        metrics: Metrics = {}
-        for name, theta in self._judged(state).items():
-            prefix = f"{name}_" if metrics else ""
-            metrics |= {prefix + key: value for key, value in self.of_model(theta).items()}
-        return metrics | self.of_clients(state)
+    def _mean_of_clients(self, state: RunState) -> Metrics:
+        """Not at sites: the clients' own models are counted by `of_clients`."""
+        return {}
 
     def of_clients(self, state: RunState) -> Metrics:
         if not self.method.personalized:

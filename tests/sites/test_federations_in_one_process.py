@@ -19,6 +19,7 @@ from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.joining import join
+from fedadc.sites.packets import Kind, Lost, Packet
 from fedadc.sites.server import SiteFederation
 from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
@@ -116,3 +117,31 @@ def test_the_server_sends_initial_weights_that_the_sites_do_not_have(site_arrays
     there = list(federation.rounds(config.rounds))[-1]
     assert torch.equal(here.state.theta, there.state.theta)
     assert here.metrics["personal_accuracy"] == there.metrics["personal_accuracy"]
+
+
+class Restarting(Direct):
+    """A site has started again, but its old node is still listed, and nothing comes from it."""
+
+    def restart(self, name: str) -> None:
+        (self.old,) = [node for node, site in self.sites.items() if site.name == name]
+        self.sites[self.old + 1000] = self.sites[self.old]
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        number = super().send(node, kind, packet)
+        if node == getattr(self, "old", None):
+            self.answers[number] = Lost("the node is gone")
+        return number
+
+
+def test_a_site_that_starts_again_before_its_old_node_is_gone(site_arrays: Path) -> None:
+    config = config_of(site_arrays, method="scaffold", cohort={})
+    here = list(prepare(config).federation.rounds(config.rounds))[-1]
+    transport = Restarting(sites_of(site_arrays, config))
+    connections = SiteConnections(transport, patience=5)
+    federation = SiteFederation(config, connections, join(connections, CLIENTS, config, "r1", True, print))
+    rounds = federation.rounds(config.rounds)
+    results = [next(rounds)]
+    transport.restart("carl")
+    results += rounds
+    assert any("site carl has started again" in event for result in results for event in result.events)
+    assert torch.equal(here.state.theta, results[-1].state.theta)

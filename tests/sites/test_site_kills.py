@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,30 +13,35 @@ from family import eventually, linux
 from fedadc.sites.serving import recorded_terms
 from fedadc.sites.site import STATES
 from fedadc.sites.trial import train_on_this_machine
-from federations import config_of, left_over, parts_of, require_same_bits, simulated
+from federations import Parts, config_of, left_over, parts_of, require_same_bits, simulated
 
 pytestmark = [linux, pytest.mark.federation]
 DATA = {"name": "digits", "clients": 3, "partition": {"name": "dirichlet", "alpha": 1.0}}
 CONFIG = {"method": "scaffold", "rounds": 5, "data": DATA, "cohort": {"size": 2}}
 
 
+@contextmanager
+def interrupted(folder: Path, **changes: Any) -> Iterator[Parts]:
+    """The parts of a federation, which must end with the bits of the simulation whatever is done to them."""
+    config = config_of(**{**CONFIG, **changes})
+    here = simulated(config, folder / "here")
+    with parts_of(config, folder / "there") as parts:
+        yield parts
+        parts.finished()
+    require_same_bits(here, folder / "here", folder / "there")
+
+
 def test_the_server(tmp_path: Path) -> None:
     """The sites stay as they are; the run is started again."""
-    config = config_of(**CONFIG)
-    here = simulated(config, tmp_path / "here")
-    with parts_of(config, tmp_path / "there") as parts:
+    with interrupted(tmp_path) as parts:
         parts.after_round(2)
         parts.kill(*parts.processes("flwr-serverapp"))
         parts.restart_run()
-        parts.finished()
-    require_same_bits(here, tmp_path / "here", tmp_path / "there")
 
 
 def test_the_superlink(tmp_path: Path) -> None:
     """It starts again on the same port; the sites find it by themselves."""
-    config = config_of(**CONFIG)
-    here = simulated(config, tmp_path / "here")
-    with parts_of(config, tmp_path / "there") as parts:
+    with interrupted(tmp_path) as parts:
         parts.after_round(2)
         parts.kill(parts.link.pid)
         parts.link.wait()
@@ -41,27 +49,19 @@ def test_the_superlink(tmp_path: Path) -> None:
         parts.kill(*parts.processes("flwr-serverapp"))
         parts.link = parts.federation.start_link(parts.address)
         parts.restart_run()
-        parts.finished()
-    require_same_bits(here, tmp_path / "here", tmp_path / "there")
 
 
 def test_a_site(tmp_path: Path) -> None:
     """The server waits for it and asks it again."""
-    config = config_of(**CONFIG)
-    here = simulated(config, tmp_path / "here")
-    with parts_of(config, tmp_path / "there") as parts:
+    with interrupted(tmp_path) as parts:
         parts.after_round(1)
         parts.kill_site(parts.names[0])
         parts.restart_site(parts.names[0])
-        parts.finished()
-    require_same_bits(here, tmp_path / "here", tmp_path / "there")
 
 
 def test_a_site_whose_upload_is_lost(tmp_path: Path) -> None:
     """It has trained and kept its new state, but the server never gets the upload: it trains the round again."""
-    config = config_of(**{**CONFIG, "cohort": {}})
-    here = simulated(config, tmp_path / "here")
-    with parts_of(config, tmp_path / "there") as parts:
+    with interrupted(tmp_path, cohort={}) as parts:
         parts.after_round(1)
         name, federation = parts.names[1], parts.federation
         states = federation.folder / "sites" / name / recorded_terms(federation.run).run / STATES
@@ -69,20 +69,14 @@ def test_a_site_whose_upload_is_lost(tmp_path: Path) -> None:
         parts.kill_site(name)
         assert (federation.run / "metrics.jsonl").read_text().count("\n") == 1, "the upload arrived; nothing is tested"
         parts.restart_site(name)
-        parts.finished()
-    require_same_bits(here, tmp_path / "here", tmp_path / "there")
 
 
 def test_the_program_of_a_site(tmp_path: Path) -> None:
     """The process that Flower starts for a message, while it trains; its SuperNode lives on."""
-    config = config_of(**CONFIG)
-    here = simulated(config, tmp_path / "here")
-    with parts_of(config, tmp_path / "there") as parts:
+    with interrupted(tmp_path) as parts:
         parts.after_round(1)
         eventually(lambda: parts.processes("flwr-clientapp"), 60)
         parts.kill(*parts.processes("flwr-clientapp"))
-        parts.finished()
-    require_same_bits(here, tmp_path / "here", tmp_path / "there")
 
 
 def test_the_whole_machine(tmp_path: Path) -> None:
