@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedadc.runs.record import load_config
-from fedadc.sites.node import NodeSettings
+from fedadc.sites.node import ALLOWED, NodeSettings
 from fedadc.sites.packets import Kind, Lost, Packet
 from fedadc.sites.replies import reply
 from fedadc.sites.site import Site
@@ -68,5 +68,5 @@ def config_of(folder: Path, **changes: Any) -> Any:
 
 def sites_of(folder: Path, config: Any) -> list[Site]:
     kept = folder / "kept"
-    settings = [NodeSettings(n, str(folder / f"{n}.npz"), kept / n, True) for n in reversed(CLIENTS)]
+    settings = [NodeSettings(n, str(folder / f"{n}.npz"), kept / n, ALLOWED) for n in reversed(CLIENTS)]
     return [Site(own, config) for own in settings]

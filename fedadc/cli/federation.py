@@ -44,7 +44,7 @@ def federation_up(
 
     require(config is not None or not overrides, "settings can be changed with --config only, before a run begins.")
     chosen = None if config is None else load_config(config, overrides or (), notes=note)
-    federation, known = prepared(folder, chosen, sites, data_dir)
+    federation, known = prepared(folder, chosen, sites, data_dir, port)
     with progress_of_federation(known.rounds, folder.name) as (watch, show):
         out = train_here(federation, known, port, watch, note, show)
     typer.echo(f"the run is in {out}")

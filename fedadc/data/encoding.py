@@ -75,7 +75,9 @@ class Column:
         """One line about the encoding, for the notes of the data set."""
         if self.categories is not None:
             return f"{self.name}: text, {len(self.categories)} categories"
-        text = f"{self.name}: number, {summary.low or 0:g} to {summary.high or 0:g}"
+        text = f"{self.name}: number"
+        if summary.low is not None and summary.high is not None:
+            text += f", {summary.low:g} to {summary.high:g}"
         text += f", scaled by ({self.center:g}, {self.spread:g})" if self.scaled else ", not scaled"
         return text + (", missing values marked" if self.has_missing else "")
 
@@ -126,6 +128,22 @@ def refuse_stray_texts(summary: TableSummary, scale: Mapping[str, Sequence[float
             why = "scale needs numbers" if name in scale else "most values of the column are numbers"
             where, text = locate(name, column.words)
             raise DataError(f"{where}, column {name}: {reprlib.repr(text)} is not a number, but {why}.")
+
+
+def notes_about(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ...]:
+    """What becomes of every column, and a warning about large numbers."""
+    notes, wide = [], []
+    for column in encoding.columns:
+        found = summary.columns[column.name]
+        notes.append(column.describe(found))
+        if column.categories is None and not column.scaled and max(-(found.low or 0), found.high or 0) > 10:
+            wide.append(column.name)
+    if wide:
+        notes.append(
+            f"{', '.join(wide)} has values beyond ±10 and is not scaled: training may be slow or diverge; set "
+            f"the scale of the data, e.g. {{{wide[0]}: [center, spread]}}"
+        )
+    return tuple(notes)
 
 
 def fit_columns(summary: TableSummary, scale: Mapping[str, Sequence[float]]) -> tuple[Column, ...]:

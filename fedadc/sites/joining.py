@@ -20,6 +20,7 @@ from fedadc.sites.schema import (
     from_json,
     merged_schema,
     mixed_columns,
+    notes_about_tables,
     to_json,
     with_names,
 )
@@ -48,7 +49,7 @@ def join(
     names = connections.wait_for(wanted)
     connections.hello = Packet()
     notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
-    schema = _frozen_schema(connections, names, config, holds_out)
+    schema = _frozen_schema(connections, names, config, holds_out, notes)
     channels_last = build_agreement(complete(config), schema.spec).inputs.channels_last
     terms = Terms(run, tuple(names), schema, (), holds_out, channels_last)
     answers = agree_again(connections, terms, config, names)
@@ -72,7 +73,9 @@ def _question(holds_out: bool, as_text: Collection[str] = ()) -> Packet:
     return Packet({"holds_out": holds_out, "as_text": json.dumps(sorted(as_text))})
 
 
-def _frozen_schema(connections: SiteConnections, names: Sequence[str], config: Config, holds_out: bool) -> DataSchema:
+def _frozen_schema(
+    connections: SiteConnections, names: Sequence[str], config: Config, holds_out: bool, notes: Notes
+) -> DataSchema:
     said: Iterable[Packet] = [connections.said[name] for name in names]
     summaries = _summaries(names, said)
     if mixed := mixed_columns(summaries):
@@ -80,6 +83,8 @@ def _frozen_schema(connections: SiteConnections, names: Sequence[str], config: C
         summaries = _summaries(names, connections.ask("describe", [(name, question) for name in names]))
     options = config.data.options
     schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
+    for note in notes_about_tables(schema, summaries):
+        notes(note)
     if config.data.normalize is None:
         return schema
     mean, std = config.data.normalize.mean, config.data.normalize.std

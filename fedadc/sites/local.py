@@ -6,6 +6,7 @@ environment, by which they are found when they must end.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.app import LOCAL_FOLDER
 from fedadc.sites.dealing import DealtData
+from fedadc.sites.node import ALLOWED
 from fedadc.system.files import write_file
 
 MARK = "FEDADC_FEDERATION"  # the environment variable of all processes of a federation: its folder
@@ -94,12 +96,7 @@ class LocalFederation:
     def start_link(self, address: str) -> subprocess.Popen[bytes]:
         """Start the SuperLink, and wait until it listens."""
         host, _, port = address.rpartition(":")
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((host, int(port)))
-            except OSError:
-                raise FedadcError(f"port {port} is taken; choose another one with --port.") from None
+        require_free(int(port), host)
         words = ["--insecure", "--disable-runtime-dependency-installation", "--host", host, "--port", port]
         link = self.start_program(
             "superlink", "flower-superlink", [*words, "--database", str(self.folder / "state.db")]
@@ -121,7 +118,7 @@ class LocalFederation:
         assert dealt is not None
         given = {
             "client": name, "data-path": str(dealt.sites[name]), "folder": str(self.folder / "sites" / name),
-            "allow": "label-counts",
+            "allow": " ".join(ALLOWED),
         }  # fmt: skip
         settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
         words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", settings]
@@ -154,6 +151,17 @@ class LocalFederation:
         """What the runs of this federation have said so far."""
         path = self.folder / LOGS / "run.log"
         return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def require_free(port: int, host: str = "127.0.0.1") -> None:
+    """Refuse a port on which another program listens, or on which this user may not listen."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise FedadcError(f"port {port} {reason}; choose another one with --port.") from None
 
 
 def free_port() -> int:

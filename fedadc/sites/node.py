@@ -17,11 +17,12 @@ SETTINGS = {
     "client": "the name of this site's client",
     "data-path": "its data: a CSV file, an .npz file, a folder of images, or /path/file.py:function",
     "folder": "where it keeps its client's states (default: ~/.fedadc/sites/CLIENT)",
-    "allow": "what it may tell beside what training needs: label-counts",
+    "allow": "what it may tell: categories, ranges, label-counts, or nothing (default: categories ranges)",
     "keep": "seconds for which its process waits for the next message (default: 300; 0: a new process for every one)",
 }
 SIMULATED = "partition-id"  # which Flower's simulation gives to a node
 OF_SIMULATION = (SIMULATED, "num-partitions")
+ALLOWED = ("categories", "ranges", "label-counts")
 LONGEST_NAME = 64
 KEEP, MOST_SECONDS = 300, 10**6
 
@@ -33,7 +34,7 @@ class NodeSettings:
     client: str
     data_path: str  # a file or folder, or a function in a file
     folder: Path  # for what the site keeps
-    allows_label_counts: bool = False
+    allows: tuple[str, ...] = ALLOWED[:2]
     keeps: float = 0.0  # seconds for which a process waits for the next message
 
     def text(self) -> str:
@@ -43,7 +44,7 @@ class NodeSettings:
     @staticmethod
     def from_text(text: str) -> NodeSettings:
         given = json.loads(text)
-        return NodeSettings(**{**given, "folder": Path(given["folder"])})
+        return NodeSettings(**{**given, "folder": Path(given["folder"]), "allows": tuple(given["allows"])})
 
     @staticmethod
     def of(given: Mapping[str, Fact], of_run: Mapping[str, Fact]) -> NodeSettings:
@@ -62,15 +63,15 @@ class NodeSettings:
         )
         require(file_of(path)[0].exists(), f"site {client} has no data: there is no {file_of(path)[0]}.")
         folder = Path(str(given.get("folder") or Path("~/.fedadc/sites") / client)).expanduser()
-        allowed = str(given.get("allow", "")).split()
-        if wrong := [name for name in allowed if name != "label-counts"]:
-            raise FedadcError(f"--node-config: allow must be label-counts or nothing, not {wrong[0]!r:.60}.")
+        allowed = tuple(name for name in str(given.get("allow", " ".join(ALLOWED[:2]))).split() if name != "nothing")
+        if wrong := [name for name in allowed if name not in ALLOWED]:
+            raise FedadcError(f"--node-config: allow must have {', '.join(ALLOWED)} or nothing, not {wrong[0]!r:.60}.")
         keep = given.get("keep", KEEP)
         require(
             isinstance(keep, int | float) and 0 <= keep <= MOST_SECONDS,
             f"--node-config: keep must be between 0 and {MOST_SECONDS} seconds, not {keep!r:.60}.",
         )
-        return NodeSettings(client, path, folder, bool(allowed), float(keep))
+        return NodeSettings(client, path, folder, allowed, float(keep))
 
 
 def file_of(path: str) -> tuple[Path, str]:
@@ -90,4 +91,4 @@ def _simulated(number: int, of_run: Mapping[str, Fact]) -> NodeSettings:
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     require(number < len(files), f"{folder} has data of {len(files)} sites; the simulation has more nodes.")
     path = files[number]
-    return NodeSettings(path.stem, str(path), folder.parent / "kept" / path.stem, allows_label_counts=True)
+    return NodeSettings(path.stem, str(path), folder.parent / "kept" / path.stem, ALLOWED)

@@ -7,14 +7,14 @@ does not fit is refused by its name. No row leaves a site.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
 from fedadc.data.dataset import DataSpec, Normalization
-from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, refuse_stray_texts
+from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, notes_about, refuse_stray_texts
 from fedadc.data.summaries import TableSummary, merge
 from fedadc.errors import DataError, FedadcError, one_line, require
 
@@ -79,6 +79,23 @@ def merged_schema(summaries: Sequence[SiteSummary], scale: Mapping[str, Sequence
     return _schema_of_tables([summary.table for summary in summaries if summary.table is not None], scale, summaries)
 
 
+def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
+    """The part of a summary that a site may tell; an error if no table could be encoded with it."""
+    if summary.table is None:
+        return summary
+    columns = summary.table.columns
+    texts = [name for name, column in columns.items() if column.words]
+    require(
+        not texts or "categories" in allows,
+        f"site {summary.client} does not tell the categories of {', '.join(texts)[:80]}, which their encoding needs; "
+        "data.drop leaves columns out, or the site can allow it.",
+    )
+    if "ranges" in allows:
+        return summary
+    columns = {name: replace(column, low=None, high=None) for name, column in columns.items()}
+    return replace(summary, table=replace(summary.table, columns=columns))
+
+
 def mixed_columns(summaries: Sequence[SiteSummary]) -> frozenset[str]:
     """Columns of texts in which some site has numbers: there, numbers are categories too, and are asked for again."""
     tables = [summary.table for summary in summaries if summary.table is not None]
@@ -132,6 +149,12 @@ def _schema_of_tables(
     classes, integers = fit_labels(summary.labels, "label", locate)
     encoding = TableEncoding(fit_columns(summary, scale), "", None, classes, integers)
     return DataSchema((encoding.width,), "float32", classes, Normalization(), encoding)
+
+
+def notes_about_tables(schema: DataSchema, summaries: Sequence[SiteSummary]) -> tuple[str, ...]:
+    """What becomes of the columns of tables, as far as the sites tell it."""
+    tables = [summary.table for summary in summaries if summary.table is not None]
+    return notes_about(schema.encoding, merge(tables)) if schema.encoding is not None else ()
 
 
 def with_names(schema: DataSchema, label: str, client: str | None) -> DataSchema:

@@ -100,9 +100,10 @@ class Site:
         return read_site_data(self.settings.data_path, self.name, self.config, bool(request.facts["holds_out"]))
 
     def describe(self, request: Packet) -> Packet:
-        from fedadc.sites.schema import to_json
+        from fedadc.sites.schema import permitted, to_json
 
-        return Packet(body=to_json(self._data(request).summary(json.loads(str(request.facts["as_text"])))))
+        summary = self._data(request).summary(json.loads(str(request.facts["as_text"])))
+        return Packet(body=to_json(permitted(summary, self.settings.allows)))
 
     def agree(self, request: Packet) -> Packet:
         """Keep what is needed for training, and say what the server must know."""
@@ -122,7 +123,7 @@ class Site:
         samples, counts = run.joined.samples, None
         if request.facts["label_counts"]:
             require(
-                self.settings.allows_label_counts,
+                "label-counts" in self.settings.allows,
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
             )
             counts = tuple(torch.bincount(samples["train"].y, minlength=len(run.joined.spec.classes)).tolist())

@@ -21,7 +21,7 @@ from fedadc.runs.record import is_finished
 from fedadc.runs.runner import Watcher
 from fedadc.sites.app import APP_CONFIG, config_of_app, config_text, write_app
 from fedadc.sites.dealing import deal
-from fedadc.sites.local import LOGS, LOOK_EVERY, LocalFederation
+from fedadc.sites.local import LOGS, LOOK_EVERY, LocalFederation, require_free
 from fedadc.sites.status import read_status, status_file
 from fedadc.system.user_code import Notes
 
@@ -29,10 +29,12 @@ log = logging.getLogger("fedadc")
 
 
 def prepared(
-    folder: Path, config: Config | None, sites: int | None, data_dir: Path | None = None
+    folder: Path, config: Config | None, sites: int | None, data_dir: Path | None = None, port: int | None = None
 ) -> tuple[LocalFederation, Config]:
     """A federation in a folder and its config: one that is there, or a new one with the data of the given config."""
     _require_flower()
+    if port is not None:
+        require_free(port)
     federation = LocalFederation(folder)
     if (folder / APP_CONFIG).is_file() and federation.dealt is not None:
         known = config_of_app(folder)
@@ -67,7 +69,7 @@ def train_on_this_machine(
     notes: Notes = log.info,
 ) -> Path:
     """Deal the data of a config to sites and train with them; or go on with the federation in a folder."""
-    federation, known = prepared(folder, config, sites, data_dir)
+    federation, known = prepared(folder, config, sites, data_dir, port)
     return train_here(federation, known, port, watch or (lambda record: None), notes, lambda sentence: None)
 
 

@@ -13,6 +13,7 @@ from direct_sites import CLIENTS, Direct, config_of, sites_of
 from fedadc.errors import FedadcError, WorkersLost
 from fedadc.sites.node import NodeSettings
 from fedadc.sites.packets import Kind, Packet
+from fedadc.sites.replies import reply
 from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
 
@@ -88,7 +89,10 @@ def test_more_sites_than_wanted(site_arrays: Path) -> None:
         ({"client": "bern", "data-path": "/absent.csv"}, "site bern has no data: there is no /absent.csv"),
         ({"client": "../bern", "data-path": "/absent.csv"}, "client must be at most 64 characters without slashes"),
         ({"client": "bern", "data_path": "x"}, "--node-config: setting 'data_path'"),
-        ({"client": "bern", "data-path": "/", "allow": "rows"}, "allow must be label-counts or nothing"),
+        (
+            {"client": "bern", "data-path": "/", "allow": "rows"},
+            "allow must have categories, ranges, label-counts or nothing, not 'rows'",
+        ),
         ({"client": "bern", "data-path": "/", "keep": -1}, "keep must be between 0 and"),
     ],
 )
@@ -111,3 +115,19 @@ def test_a_site_whose_state_is_lost_says_so(site_arrays: Path) -> None:
     with pytest.raises(FedadcError, match=r"site bert: .*has no state of round 1"):
         serve(settings, Direct(sites_of(site_arrays, settings)), site_arrays / "run", watch=lose)
     assert rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("allow", "drop", "told"), [("nothing", [], False), ("categories", [], True), ("", ["sex"], True)]
+)
+def test_a_site_tells_its_categories_only_if_it_may(allow: str, drop: list[str], told: bool, tmp_path: Path) -> None:
+    (tmp_path / "bern.csv").write_text("age,sex,outcome\n" + "40,f,ill\n50,m,healthy\n" * 4)
+    given = {"client": "bern", "data-path": str(tmp_path / "bern.csv"), "allow": allow, "folder": str(tmp_path)}
+    data = {"name": "csv", "path": "bern.csv", "label": "outcome", "drop": drop}
+    site = Site(NodeSettings.of(given, {}), config_of(tmp_path, data=data))
+    answer = reply(site, "describe", Packet({"holds_out": True, "as_text": "[]"}))
+    assert answer.facts.get("problem") == (
+        None if told else "site bern does not tell the categories of sex, which their encoding needs; data.drop leaves "
+        "columns out, or the site can allow it."
+    )  # fmt: skip
+    assert (b'"sex"' in answer.body) == (told and not drop) and b"50.0" not in answer.body

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedadc.data.dataset import Array, Clients, Dataset, Samples
-from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, refuse_stray_texts
+from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, notes_about, refuse_stray_texts
 from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.arrays import from_arrays
 from fedadc.data.loaders.limits import require_proportionate
@@ -122,7 +122,7 @@ def csv_table(
     encoding = fit_encoding(summary, table, scale)
     samples = table.samples(encoding)
     data = from_arrays(samples.x, samples.y, owners=table.owners, name=path.name)
-    data = replace(data, classes=encoding.classes, encoding=encoding, notes=_notes(encoding, summary))
+    data = replace(data, classes=encoding.classes, encoding=encoding, notes=notes_about(encoding, summary))
     if test is not None:
         further = csv_like(test, data)
         data = replace(data, test=further.train, test_owners=further.owners)
@@ -188,21 +188,6 @@ def read_table(
     used = tuple(name for name in values if name not in {label, client, *(drop or [])})
     require(bool(used), f"{path} has no feature column left besides the label, client and dropped columns.")
     return Table(path, values, label, client, used)
-
-
-def _notes(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ...]:
-    notes, wide = [], []
-    for column in encoding.columns:
-        found = summary.columns[column.name]
-        notes.append(column.describe(found))
-        if column.categories is None and not column.scaled and max(-(found.low or 0), found.high or 0) > 10:
-            wide.append(column.name)
-    if wide:
-        notes.append(
-            f"{', '.join(wide)} has values beyond ±10 and is not scaled: training may be slow or diverge; set "
-            f"the scale of the data, e.g. {{{wide[0]}: [center, spread]}}"
-        )
-    return tuple(notes)
 
 
 def _read(path: Path) -> dict[str, list[str]]:

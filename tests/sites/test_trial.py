@@ -1,0 +1,78 @@
+"""`fedadc federation` refuses what cannot work, before it writes anything."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+{before}
+from fedadc.cli.app import main
+sys.exit(main())
+"""
+
+
+def said(folder: Path, *words: str, before: str = "") -> tuple[int, str]:
+    """The exit code and the sentence of `fedadc`, in a process of its own."""
+    program = [sys.executable, "-c", PROGRAM.format(before=before), *words]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "c.yaml").write_text("rounds: 1\ndata: {name: digits, clients: 2}\nmodel: {name: linear}\n")
+    return tmp_path
+
+
+UP = ("federation", "up", "trial", "--config", "c.yaml", "--sites", "2")
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        (
+            "sys.modules['flwr'] = None",
+            "federations need Flower, which is not installed: pip install 'fedadc[flower]'.",
+        ),
+        ("import flwr; flwr.__version__ = '1.40.2'", "federations need Flower 1.41 or newer, not 1.40.2."),
+    ],
+)
+def test_flower_that_is_absent_or_too_old(before: str, sentence: str, folder: Path) -> None:
+    code, text = said(folder, *UP, before=before)
+    assert code == 2 and sentence in text
+    assert not (folder / "trial").exists()
+
+
+def test_a_port_that_is_taken(folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, text = said(folder, *UP, "--port", str(port))
+    assert code == 2 and f"port {port} is taken; choose another one with --port." in text
+    assert not (folder / "trial").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("federation", "up", "trial"), "trial has no data for sites; give --config, whose data is dealt to them."),
+        (("federation", "up", "trial", "rounds=3"), "settings can be changed with --config only, before a run begins."),
+        (("federation", "down", "trial"), "trial has no federation of this machine."),
+        (("federation", "init", "trial"), "--config is missing"),
+        (("federation", "init", "trial", "--config", "d.yaml"), "d.yaml"),
+        (("federation", "init", ".", "--config", "c.yaml"), ". exists and is not an empty folder; name a new one."),
+        ((*UP, "federation.patience=-1"), "federation.patience"),
+    ],
+)
+def test_what_cannot_be_done(words: tuple[str, ...], sentence: str, folder: Path) -> None:
+    code, text = said(folder, *words)
+    assert code != 0 and sentence in text
+    assert not (folder / "trial").exists()
