@@ -45,8 +45,8 @@ same-as: $(READY)            # minutes: the working tree and the commit REF give
 	$(BIN)/python tests/same_as.py $(REF)
 
 lint: $(READY)
-	$(BIN)/ruff check fedadc tests benchmarks
-	$(BIN)/ruff format --check fedadc tests benchmarks
+	$(BIN)/ruff check fedadc tests benchmarks examples
+	$(BIN)/ruff format --check fedadc tests benchmarks examples
 	$(BIN)/mypy
 
 wheel: $(READY)
