@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from hypothesis import settings
 
 from commands import SMALL, Answer, Call
 from direct_sites import split_arrays
+from family import eventually
 from fedadc.cli import app as cli
 from fedadc.data import Dataset, from_clients
 from fedadc.data.dataset import Array
 from fedadc.engines.simulated import SimulatedClients
 from fedadc.federation import Federation
 from fedadc.models.vectors import State
+from fedadc.sites.local import environments
 from fedadc.training.aggregate import received
 from fedadc.training.local import local_update
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
@@ -118,3 +121,12 @@ def site_arrays(tmp_path: Path) -> Path:
     """A folder with the samples of some sites, in one file and in a file for each."""
     split_arrays(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """All processes that a test has started end, also those that Flower has started."""
+    mark = f"FEDADC_TEST={tmp_path}"
+    monkeypatch.setenv(*mark.split("=", 1))
+    yield
+    eventually(lambda: not [pid for pid, environment in environments() if mark in environment and pid != os.getpid()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,9 +120,3 @@ def parts_of(config: Config, folder: Path) -> Iterator[Parts]:
 
 def config_of(**changes: Any) -> Config:
     return load_config({**CONFIG, **changes})
-
-
-def left_over() -> list[str]:
-    """Processes of Flower on this machine."""
-    done = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if "flower-super" in line and not line.startswith("Z")]

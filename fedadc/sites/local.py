@@ -65,7 +65,7 @@ class LocalFederation:
     def processes(self) -> list[int]:
         """All processes of this federation, also those that Flower has started."""
         mark = f"{MARK}={self.folder}"
-        return [pid for pid, environment in _environments() if mark in environment and pid != os.getpid()]
+        return [pid for pid, environment in environments() if mark in environment and pid != os.getpid()]
 
     def down(self) -> int:
         """End all processes; returns how many there were."""
@@ -179,7 +179,7 @@ def _listens(host: str, port: int) -> bool:
     return True
 
 
-def _environments() -> list[tuple[int, str]]:
+def environments() -> list[tuple[int, str]]:
     """The environments of this user's processes."""
     if not Path("/proc/self/environ").exists():  # macOS
         done = subprocess.run(["ps", "-Eww", "-x", "-o", "pid=,command="], capture_output=True, text=True, check=False)

@@ -13,9 +13,9 @@ from family import eventually, linux
 from fedadc.sites.serving import recorded_terms
 from fedadc.sites.site import STATES
 from fedadc.sites.trial import train_on_this_machine
-from federations import Parts, config_of, left_over, parts_of, require_same_bits, simulated
+from federations import Parts, config_of, parts_of, require_same_bits, simulated
 
-pytestmark = [linux, pytest.mark.federation]
+pytestmark = [linux, pytest.mark.federation, pytest.mark.usefixtures("nothing_is_left")]
 DATA = {"name": "digits", "clients": 3, "partition": {"name": "dirichlet", "alpha": 1.0}}
 CONFIG = {"method": "scaffold", "rounds": 5, "data": DATA, "cohort": {"size": 2}}
 
@@ -87,4 +87,3 @@ def test_the_whole_machine(tmp_path: Path) -> None:
         parts.kill(*parts.federation.processes())
     train_on_this_machine(tmp_path / "there")
     require_same_bits(here, tmp_path / "here", tmp_path / "there")
-    assert not left_over()
