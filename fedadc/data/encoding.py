@@ -140,7 +140,7 @@ def notes_about(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ..
             wide.append(column.name)
     if wide:
         notes.append(
-            f"{', '.join(wide)} has values beyond ±10 and is not scaled: training may be slow or diverge; set "
+            f"{', '.join(wide)}: values beyond ±10 that are not scaled: training may be slow or diverge; set "
             f"the scale of the data, e.g. {{{wide[0]}: [center, spread]}}"
         )
     return tuple(notes)

@@ -78,23 +78,25 @@ On every machine: `pip install 'fedadc[flower]'`, the same version.
 
 The server's machine:
 
-    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-superlink --insecure --disable-runtime-dependency-installation --database superlink.db
 
 Every site, with a name of its own:
 
     flower-supernode --insecure --superlink SERVER:8000 \\
         --node-config 'client="bern" data-path="/data/bern.csv"'
 
-The server's machine again, in this folder; `local` is an address in Flower's own config (`flwr config list`):
+The server's machine again, in this folder. The first command adds the address to Flower's own config, once:
 
-    flwr run . local --stream
+    mkdir -p ~/.flwr
+    printf '[superlink.{name}]\\naddress = "127.0.0.1:8000"\\ninsecure = true\\n' >> ~/.flwr/config.toml
+    flwr run . {name} --stream
 
-The run directory is `out` in pyproject.toml. If anything was killed: start it again, then `flwr run` again. The run
-goes on and ends with the same bits.
+The run directory is `out` in pyproject.toml, relative to where the SuperLink was started. If anything was killed: start
+it again, then `flwr run` again. The run goes on and ends with the same bits.
 
 `--insecure` is for trying it on one machine or a trusted network.
 
-Try everything on this machine first: `fedadc federation up {folder} --sites 3 --config APP_CONFIG`.
+Try everything on this machine first, with the data of the config: `fedadc federation up DIR --sites 3 --config CONFIG`.
 """
 
 
@@ -114,7 +116,7 @@ def write_app(folder: Path, config: Config, name: str | None = None) -> None:
         "server_app.py": SERVER_APP,
         "client_app.py": CLIENT_APP,
         "pyproject.toml": PYPROJECT.format(name=name, **helps),
-        "README.md": README.format(name=name, folder=folder),
+        "README.md": README.format(name=name),
         ".gitignore": f"{LOCAL_FOLDER}/\nruns/\n__pycache__/\n",
     }
     for name, text in files.items():

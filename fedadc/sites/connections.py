@@ -6,7 +6,6 @@ asked for its client's name.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
 from fedadc.sites.status import JOIN, Activity
 
-log = logging.getLogger("fedadc")
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
+REFUSAL_ARRIVES = 15.0  # seconds, at most
 WINDOW = 8  # answers that are fetched ahead of their turn
 
 
@@ -65,10 +64,18 @@ class SiteConnections:
         self._asked: dict[int, str] = {}  # node -> number of the request for its name
         self._known: set[int] = set()  # nodes that have said their names
         self._problems: list[str] = []  # of sites that cannot take part
+        self._refusals: list[str] = []  # numbers of messages to sites that were refused
         self._joining = True  # until all sites were found
 
     def wait_for(self, wanted: Sequence[str] | int) -> list[str]:
         """Wait until these sites, or so many, are connected; returns their names in order."""
+        try:
+            return self._wait_for(wanted)
+        except FedadcError:
+            self._await_refusals()
+            raise
+
+    def _wait_for(self, wanted: Sequence[str] | int) -> list[str]:
         until = time.monotonic() + self.patience
         while True:
             self._look()
@@ -114,7 +121,7 @@ class SiteConnections:
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
         if PROBLEM in answer.facts:
-            self._problems.append(f"{f'site {name}' if name else 'a site'}: {answer.facts[PROBLEM]}")
+            self._problems.append(_problem(name, answer))
             self.events.record(f"a site cannot take part: {self._problems[-1]}")
             return
         if self.found.get(name, node) != node and self._joining:
@@ -126,10 +133,16 @@ class SiteConnections:
         self.found[name], self.said[name] = node, answer
 
     def _refuse(self, node: int, reason: str) -> None:
-        """Tell a site that it does not take part; its answer does not matter."""
+        """Tell a site that it does not take part."""
         self.events.record(f"a site was refused: {reason}")
-        log.warning("a site was refused: %s", reason)
-        self.transport.send(node, "refuse", Packet({"reason": reason}))
+        self._refusals.append(self.transport.send(node, "refuse", Packet({"reason": reason})))
+
+    def _await_refusals(self) -> None:
+        """Wait until sites have heard that they were refused: messages of a run that has ended do not arrive."""
+        waiting, until = {*self._refusals}, time.monotonic() + REFUSAL_ARRIVES
+        while waiting and time.monotonic() < until:
+            waiting -= self.transport.receive(list(waiting)).keys()
+            time.sleep(LOOK_AGAIN)
 
     def _refuse_strangers(self, roster: Sequence[str]) -> None:
         for name in [name for name in self.found if name not in roster]:
@@ -194,5 +207,10 @@ class SiteConnections:
 
 def _checked(name: str, answer: Packet) -> Packet:
     if PROBLEM in answer.facts:
-        raise Refused(f"site {name}: {answer.facts[PROBLEM]}")
+        raise Refused(_problem(name, answer))
     return answer
+
+
+def _problem(name: str, answer: Packet) -> str:
+    site, problem = f"site {name}" if name else "a site", str(answer.facts[PROBLEM])
+    return problem if name and site in problem else f"{site}: {problem}"

@@ -17,7 +17,7 @@ from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Fact, Kind, Lost, Packet
 from fedadc.sites.resident import ask_resident
 from fedadc.system.version import __version__
 
-log = logging.getLogger("fedadc")
+log = logging.getLogger("flwr")  # what Flower shows
 
 TYPES: dict[Kind, str] = {
     "hello": "query.hello",
@@ -85,8 +85,10 @@ def client_app(app_file: str) -> ClientApp:
             try:
                 packet = _answer(kind, to_packet(message.content), folder, context)
             except FedadcError as error:
-                log.error("%s: %s", kind, error)
-                packet = Packet({PROBLEM: str(error)})
+                client = str(context.node_config.get("client", ""))
+                packet = Packet({"client": client, PROBLEM: str(error)})
+            if PROBLEM in packet.facts:
+                log.error("%s: %s", kind, packet.facts[PROBLEM])
             return Message(to_record(packet), reply_to=message)
 
         return answer
@@ -130,7 +132,7 @@ def server_app(app_file: str) -> ServerApp:
         from fedadc.sites.app import config_of_app
         from fedadc.sites.serving import serve
 
-        logging.getLogger("flwr").addFilter(_one_sentence)
+        log.addFilter(_one_sentence)
         given = context.run_config
         for name in given:
             if name not in RUN_CONFIG:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from fedadc.errors import FedadcError
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
 from fedadc.sites.site import NotJoined, Site, SiteRun
-
-log = logging.getLogger("fedadc")
 
 
 def reply(site: Site, kind: Kind, request: Packet) -> Packet:
@@ -16,7 +12,6 @@ def reply(site: Site, kind: Kind, request: Packet) -> Packet:
     try:
         return _answer(site, kind, request)
     except FedadcError as error:
-        log.error("%s: %s", kind, error)
         return Packet({"client": site.name, PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
 
 

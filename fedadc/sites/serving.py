@@ -6,6 +6,7 @@ import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from fedadc.sites.finishing import finish
 from fedadc.sites.joining import Terms, join, join_again
 from fedadc.sites.schema import DataSchema, from_json
 from fedadc.sites.server import HELD_OUT, SiteFederation
-from fedadc.sites.status import StatusWriter, status_file
+from fedadc.sites.status import Reporter, status_file
 from fedadc.sites.tuning import request_of
 from fedadc.system.user_code import Notes
 
@@ -46,7 +47,8 @@ def serve(
     if (request := request_of(config)) is not None:
         request.calibration(config)  # refuses what no site could do
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, settings.patience, StatusWriter(status_file(out)))
+    reporter = Reporter(status_file(out), config.rounds, notes)
+    connections = SiteConnections(transport, settings.patience, reporter.activity)
     if original is None:
         assert settings.sites is not None
         run, holds_out = secrets.token_hex(8), settings.evaluate != "server"
@@ -59,8 +61,15 @@ def serve(
     federation.engine.oldest = lambda: oldest_checkpoint(out)
     model = replace(federation.config.model, channels_last=terms.channels_last)
     plan = TrainingPlan(replace(complete(federation.config), model=model), federation)
-    result = train_plan(plan, original, out, False, "cpu", None, watch, notes)
+
+    def both(record: dict[str, Any]) -> None:
+        reporter.round(record)
+        if watch is not None:
+            watch(record)
+
+    result = train_plan(plan, original, out, False, "cpu", None, both, notes)
     finish(result, federation, out)
+    notes(f"the run is in {out.resolve()}")
     return result
 
 

@@ -1,14 +1,17 @@
-"""What the server of a federation is doing, in a small file beside its run directory that others may read."""
+"""What the server of a federation is doing: in its log, and in a small file beside its run directory."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from fedadc.system.files import write_file
+from fedadc.system.user_code import Notes
 
 JOIN = "join"
 DOING = {
@@ -19,6 +22,8 @@ DOING = {
     "count": "sites evaluate",
     "finish": "sites get the final model",
 }
+EVERY_ROUND = ("train", "count")  # which are told only if they take long
+REMIND_EVERY = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,33 @@ def status_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-status.json")
 
 
-class StatusWriter:
-    """Writes the activity to a file whenever it changes."""
+class Reporter:
+    """Writes what the server waits for to a file whenever it changes, and tells it and every round in sentences."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.last = path, b""
+    def __init__(self, path: Path, rounds: int, notes: Notes) -> None:
+        self.path, self.rounds, self.notes = path, rounds, notes
+        self._written, self._kind, self._told = b"", "", time.monotonic()
 
-    def __call__(self, activity: Activity) -> None:
+    def activity(self, activity: Activity) -> None:
         text = json.dumps(asdict(activity)).encode()
-        if text != self.last:
+        if text != self._written:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, text)
-            self.last = text
+            self._written = text
+        begins = activity.kind != self._kind and activity.kind not in EVERY_ROUND
+        if begins or time.monotonic() - self._told > REMIND_EVERY:
+            self._tell(activity.sentence)
+        self._kind = activity.kind
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        found = [f"{name} {record[name]:.4g}" for name in ("test_accuracy", "accuracy", "train_loss") if name in record]
+        left = timedelta(seconds=round(record["seconds"] * (self.rounds - record["round"])))
+        found.append(f"{record['seconds']:.1f} s, about {left} left")
+        self._tell(f"round {record['round']} of {self.rounds}: {', '.join(found)}")
+
+    def _tell(self, sentence: str) -> None:
+        self.notes(sentence)
+        self._told = time.monotonic()
 
 
 def read_status(out: Path) -> Activity | None:

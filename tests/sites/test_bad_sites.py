@@ -28,7 +28,8 @@ class Recording(Direct):
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
         if kind == "refuse":
             self.refusals.append((self.sites[node].name, str(packet.facts["reason"])))
-            return "0"
+            self.answers["refused"] = Packet()
+            return "refused"
         return super().send(node, kind, packet)
 
 
