@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from family import linux
+from fedadc.config.settings import Config
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
+from fedadc.runs.record import load_config
 from fedadc.sites.trial import prepared
-from federations import config_of, parts_of, require_same_bits, simulated, trained
+from federations import CONFIG, config_of, parts_of, require_same_bits, simulated, trained
 
 pytestmark = [linux, pytest.mark.usefixtures("nothing_is_left")]
 # two runs for the suite, as short as possible: with this seed, client 1 trains in both rounds of the first
@@ -30,8 +33,19 @@ ALL: dict[str, dict[str, Any]] = {
 }
 
 
-def check(changes: dict[str, Any], folder: Path) -> None:
-    config = config_of(**changes)
+MINE = """
+import fedadc
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class SignAvg(fedadc.methods.FedAvg):
+    scale: float = 1.0
+    def step(self, theta, grad, local):
+        return theta - self.scale * local.lr * grad(theta).sign()
+"""
+
+
+def check(config: Config, folder: Path) -> None:
     here = simulated(config, folder / "here")
     trained(config, folder / "there")
     require_same_bits(here, folder / "here", folder / "there")
@@ -54,10 +68,18 @@ def test_two_methods_at_once(tmp_path: Path) -> None:
 @pytest.mark.federation
 @pytest.mark.parametrize("case", ALL)
 def test_every_method_and_objective(case: str, tmp_path: Path) -> None:
-    check(ALL[case], tmp_path)
+    check(config_of(**ALL[case]), tmp_path)
+
+
+@pytest.mark.federation
+def test_a_method_of_the_user(tmp_path: Path) -> None:
+    """Its file is part of the app, and Flower takes it to the sites."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "method": {"name": "mine:SignAvg", "scale": 0.5}}))
+    check(load_config(tmp_path / "c.yaml"), tmp_path)
 
 
 @pytest.mark.federation
 def test_twenty_sites(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 20, "partition": {"name": "dirichlet", "alpha": 1.0}}
-    check({"method": "scaffold", "rounds": 2, "data": data, "cohort": {"size": 5}}, tmp_path)
+    check(config_of(method="scaffold", rounds=2, data=data, cohort={"size": 5}), tmp_path)
