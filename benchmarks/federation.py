@@ -33,39 +33,52 @@ from fedadc.sites.trial import prepared  # noqa: E402
 
 SAMPLES = 1500  # of a site
 REPEATS = 5
-# what happens in the process that Flower starts for one message
-MESSAGE = """
+CLOCK = """
 import json, sys, time
+from pathlib import Path
 last, parts = time.perf_counter(), {}
 def done(name):
     global last
     parts[name], last = time.perf_counter() - last, time.perf_counter()
-import flwr.app, flwr.clientapp, fedadc.sites.flower
-done("import of Flower")
+app, given, run, file = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+facts = {"run": run, "oldest": 0}
+"""
+# what the process that stays at a site does with a request; it also writes the request to a file
+TRAINING = f"""{CLOCK}
 import torch
-done("import of torch")
-from pathlib import Path
 from fedadc.sites.app import config_of_app
 from fedadc.sites.node import NodeSettings
 from fedadc.sites.packets import Packet
 from fedadc.sites.site import Site, SiteRun
-done("ours: import")
-app, settings, run = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-site = Site(NodeSettings.of(settings, {}), config_of_app(app))
-done("ours: config")
-part = SiteRun.opened(site, run)
-done("ours: data")
-part.agreement
-done("ours: model")
 from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.wire import Wire
-steps, samples = int(sys.argv[4]), len(part.joined.samples["train"])
-broadcast = ServerBroadcast(1, 0.05, part.agreement.start, {}, float(samples))
-message = Wire(part.agreement).write_task(broadcast, ClientTask(part.joined.number, steps))
+site = Site(NodeSettings.of(given, {{}}), config_of_app(app))
 last = time.perf_counter()
-answer = part.train(Packet.of(message, {"run": run, "oldest": 0}))
+part = SiteRun.opened(site, run)
+done("data")
+part.agreement
+done("model")
+samples = len(part.joined.samples["train"])
+broadcast = ServerBroadcast(1, 0.05, part.agreement.start, {{}}, float(samples))
+message = Wire(part.agreement).write_task(broadcast, ClientTask(part.joined.number, -(-samples // {BATCH})))
+file.write_bytes(message)
+last = time.perf_counter()
+part.train(Packet.of(message, facts))
 done("local update")
-fedadc.sites.flower.to_record(answer)
+print(json.dumps(parts))
+"""
+# what the process that Flower starts for every message does; the second time, since the first one starts the other
+MESSAGE = f"""{CLOCK}
+import flwr.app, flwr.clientapp, flwr.serverapp
+done("import of Flower")
+import fedadc.sites.flower as ours
+done("ours: import")
+packet = ours.Packet.of(file.read_bytes(), facts)
+settings = ours.NodeSettings.of(given, {{}})
+last = time.perf_counter()
+answer = ours.ask_resident("train", packet, app, settings)
+done("request")
+ours.to_record(answer)
 done("ours: answer")
 print(json.dumps(parts))
 """
@@ -113,18 +126,28 @@ def of_a_message(federation: LocalFederation) -> dict[str, float]:
     """Seconds of every part of a message, medians."""
     assert federation.dealt is not None
     name, path = next(iter(federation.dealt.sites.items()))
-    settings = {"client": name, "data-path": str(path), "folder": str(federation.folder / "sites" / name)}
-    terms = recorded_terms(federation.run)
-    steps = -(-terms.answers[0].sizes["train"] // BATCH)
-    words = [sys.executable, "-c", MESSAGE, str(federation.app), json.dumps(settings), terms.run, str(steps)]
-    found, starts = [], []
-    for _ in range(REPEATS):
+    settings = {"client": name, "data-path": str(path), "folder": str(federation.folder / "sites" / name), "keep": 60}
+    words = [
+        str(federation.app),
+        json.dumps(settings),
+        recorded_terms(federation.run).run,
+        str(federation.folder / "m"),
+    ]
+
+    def timed(program: str) -> dict[str, float]:
+        done = subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True, text=True)
+        found: dict[str, float] = json.loads(done.stdout)
+        return found
+
+    found = []
+    for repeat in range(REPEATS + 1):
         begin = time.perf_counter()
         subprocess.run([sys.executable, "-c", ""], check=True)
-        starts.append(time.perf_counter() - begin)
-        found.append(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
-    start = {"start of Python": statistics.median(starts)}
-    return start | {part: statistics.median(one[part] for one in found) for part in found[0]}
+        one = {"start of Python": time.perf_counter() - begin, **timed(TRAINING), **timed(MESSAGE)}
+        passing = one.pop("request") - one["data"] - one["model"] - one["local update"]
+        one |= {"ours: data": one.pop("data"), "ours: model": one.pop("model"), "ours: passing on": passing}
+        found += [one] if repeat else []  # the first one starts the process that stays
+    return {part: statistics.median(one[part] for one in found) for part in found[0]}
 
 
 def of_simulation(config: dict[str, Any], folder: Path) -> float:

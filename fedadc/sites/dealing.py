@@ -50,7 +50,8 @@ def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None 
     folder.mkdir(parents=True, exist_ok=True)
     if config.data.name == "csv" and data.test_owners is not None and isinstance(config.data.test, float | None):
         return DealtData(_deal_rows(config, names, folder), None)
-    owned = data.test_owners is not None or federation.method.personalized
+    method = federation.method
+    owned = data.test_owners is not None or method.personalized or not method.federated
     tuned = config.federation is not None and config.federation.personalize is not None
     tests = federation.local_tests if data.test is not None and (owned or tuned) else None
     paths: dict[str, Path] = {}

@@ -47,7 +47,7 @@ class SiteEvaluator(Evaluator):
         return {}
 
     def of_clients(self, state: RunState) -> Metrics:
-        if not self.method.personalized:
+        if self.method.federated and not self.method.personalized:
             return {}
         splits = self.counter.metrics(self.count_personal(state))
         named = {f"{split}_personal_{name}": value for split, found in splits.items() for name, value in found.items()}

@@ -44,6 +44,10 @@ def serve(
     require(settings.sites is not None, "federation.sites is missing: how many sites take part, or their names.")
     needs = settings.evaluate in ("server", "both")
     require(needs == (server_data is not None), _about_server_data(settings, server_data))
+    require(
+        not needs or config.method.federated,
+        f"federation.evaluate is {settings.evaluate}, but the method has no model at the server; set it to sites.",
+    )
     if (request := request_of(config)) is not None:
         request.calibration(config)  # refuses what no site could do
     original = original_config(out, config, trust=True)

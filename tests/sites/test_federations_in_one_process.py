@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_the_server_sends_initial_weights_that_the_sites_do_not_have(site_arrays
     there = list(federation.rounds(config.rounds))[-1]
     assert torch.equal(here.state.theta, there.state.theta)
     assert here.metrics["personal_accuracy"] == there.metrics["personal_accuracy"]
+
+
+def test_models_that_only_their_sites_have_are_evaluated_there(site_arrays: Path) -> None:
+    config = config_of(site_arrays, method="local_only")
+    simulation = prepare(config).federation
+    here = list(simulation.rounds(config.rounds))[-1]
+    evaluator = replace(simulation.evaluator, shares={"test": simulation.local_tests})
+    there = list(federation_of(site_arrays, config)[0].rounds(config.rounds))[-1]
+    assert there.metrics["personal_accuracy"] == evaluator.of_clients(here.state)["personal_accuracy"] > 0
+    wrong = config_of(site_arrays, method="local_only", federation={"sites": list(CLIENTS), "evaluate": "server"})
+    with pytest.raises(FedadcError, match="the method has no model at the server; set it to sites"):
+        serve(wrong, Direct(sites_of(site_arrays, wrong)), site_arrays / "run", site_arrays / "all.npz")
 
 
 class Restarting(Direct):
