@@ -22,6 +22,10 @@ DOING = {
     "count": "sites evaluate",
     "finish": "sites get the final model",
 }
+SHORT = {
+    JOIN: "sites", "describe": "described", "agree": "prepared", "train": "trained", "count": "evaluated",
+    "finish": "finished",
+}  # fmt: skip
 EVERY_ROUND = ("train", "count")  # which are told only if they take long
 REMIND_EVERY = 60.0  # seconds
 
@@ -40,6 +44,12 @@ class Activity:
     def sentence(self) -> str:
         missing = f", not yet {', '.join(self.missing[:3])}" if 0 < len(self.missing) <= 3 else ""
         return f"{DOING[self.kind]}: {self.answered} of {self.wanted}{missing}"
+
+    @property
+    def words(self) -> str:
+        """The same, short enough for a line with a progress bar."""
+        last = f", not yet {self.missing[0]:.12}" if len(self.missing) == 1 < self.wanted else ""
+        return f"{SHORT[self.kind]} {self.answered}/{self.wanted}{last}"
 
 
 def status_file(out: Path) -> Path:

@@ -94,7 +94,7 @@ def train_here(
             if record is not None:
                 watch(record)
             elif (activity := read_status(federation.run)) is not None:
-                show(activity.sentence)
+                show(activity.words)
     finally:
         federation.down()
     if not is_finished(federation.run, config):
