@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, WorkersLost, require
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, NotSent, Packet
 from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
@@ -29,7 +29,7 @@ class Transport(Protocol):
         ...
 
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
-        """Send a request, and return its number."""
+        """Send a request, and return its number; `NotSent` if it may be tried again."""
         ...
 
     def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
@@ -104,7 +104,8 @@ class SiteConnections:
         """Ask new nodes for their names, and forget those that are gone."""
         nodes = set(self.transport.nodes())
         for node in nodes - self._asked.keys() - self._known:
-            self._asked[node] = self.transport.send(node, "hello", self.hello)
+            if (number := self._sent(node, "hello", self.hello)) is not None:
+                self._asked[node] = number
         self._asked = {node: number for node, number in self._asked.items() if node in nodes}
         self._known &= nodes
         self.found = {name: node for name, node in self.found.items() if node in nodes}
@@ -135,7 +136,8 @@ class SiteConnections:
     def _refuse(self, node: int, reason: str) -> None:
         """Tell a site that it does not take part."""
         self.events.record(f"a site was refused: {reason}")
-        self._refusals.append(self.transport.send(node, "refuse", Packet({"reason": reason})))
+        if (number := self._sent(node, "refuse", Packet({"reason": reason}))) is not None:
+            self._refusals.append(number)
 
     def _await_refusals(self) -> None:
         """Wait until sites have heard that they were refused: messages of a run that has ended do not arrive."""
@@ -186,7 +188,14 @@ class SiteConnections:
         for request in waiting:
             node = self.found.get(request.name)
             if request.number is None and node is not None:
-                request.number, request.node = self.transport.send(node, kind, request.packet), node
+                request.number, request.node = self._sent(node, kind, request.packet), node
+
+    def _sent(self, node: int, kind: Kind, packet: Packet) -> str | None:
+        try:
+            return self.transport.send(node, kind, packet)
+        except NotSent as error:
+            self.events.record(f"a message could not be sent ({error}); it is sent again")
+            return None
 
     def _fetch(self, waiting: Sequence[_Request], answers: dict[str, Packet]) -> bool:
         """Take what has come; a request whose answer is lost is sent again."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedadc.errors import FedadcError, unknown
+from fedadc.errors import FedadcError, one_line, require, unknown
 from fedadc.sites.node import NodeSettings
-from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Fact, Kind, Lost, Packet
+from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Fact, Kind, Lost, NotSent, Packet
 from fedadc.sites.resident import ask_resident
 from fedadc.system.version import __version__
 
@@ -28,9 +29,11 @@ TYPES: dict[Kind, str] = {
     "count": "evaluate",
     "finish": "query.finish",
 }
+Value = TypeVar("Value")
 FACTS_RECORD, PARTS_RECORD = "facts", "parts"
 SERIALIZATION = "fedadc"  # how the bytes of an array came about: they are the bytes of a message, as they are
 # errors of Flower that mean: the app does not work there; after all others, the site may answer again
+PAUSES = (1.0, 3.0, 9.0)  # seconds before the SuperLink is asked again
 APP_FAILED = (1, 2, 7)  # it cannot be loaded, it raised an exception, its bundle is not valid
 
 
@@ -56,15 +59,19 @@ class GridTransport:
         self.grid = grid
 
     def nodes(self) -> Collection[int]:
-        return list(self.grid.get_node_ids())
+        return _tried(lambda: list(self.grid.get_node_ids()))
 
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
-        (number,) = self.grid.push_messages([Message(to_record(packet), node, TYPES[kind])])
-        return str(number)
+        try:
+            numbers = list(self.grid.push_messages([Message(to_record(packet), node, TYPES[kind])]))
+        except Exception as error:  # a SuperLink with much to do; Flower has many kinds of errors
+            raise NotSent(f"{type(error).__name__}: {one_line(error):.120}") from error
+        require(bool(numbers) and numbers[0] is not None, f"the SuperLink does not take the {kind} message.")
+        return str(numbers[0])
 
     def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
         found: dict[str, Packet | Lost] = {}
-        for message in self.grid.pull_messages(list(numbers)):
+        for message in _tried(lambda: list(self.grid.pull_messages(list(numbers)))):
             found[message.metadata.reply_to_message_id] = self._read(message)
         return found
 
@@ -74,6 +81,17 @@ class GridTransport:
             return to_packet(message.content)
         reason = f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}"
         return Packet({PROBLEM: reason}) if message.error.code in APP_FAILED else Lost(reason)
+
+
+def _tried(call: Callable[[], list[Value]]) -> list[Value]:
+    """What the SuperLink answers; one with much to do is asked again."""
+    for pause in PAUSES:
+        try:
+            return call()
+        except Exception as error:  # Flower has many kinds of errors
+            log.warning("the SuperLink does not answer (%s: %s)", type(error).__name__, one_line(error))
+            time.sleep(pause)
+    return call()
 
 
 def client_app(app_file: str) -> ClientApp:

@@ -30,6 +30,10 @@ class Lost:
     reason: str
 
 
+class NotSent(Exception):
+    """A request could not be sent just now; it may be sent again."""
+
+
 @dataclass(frozen=True)
 class Packet:
     """A request or its answer."""

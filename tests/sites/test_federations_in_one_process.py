@@ -20,7 +20,7 @@ from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.joining import join
-from fedadc.sites.packets import Kind, Lost, Packet
+from fedadc.sites.packets import Kind, Lost, NotSent, Packet
 from fedadc.sites.server import SiteFederation
 from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
@@ -130,6 +130,28 @@ def test_models_that_only_their_sites_have_are_evaluated_there(site_arrays: Path
     wrong = config_of(site_arrays, method="local_only", federation={"sites": list(CLIENTS), "evaluate": "server"})
     with pytest.raises(FedadcError, match="the method has no model at the server; set it to sites"):
         serve(wrong, Direct(sites_of(site_arrays, wrong)), site_arrays / "run", site_arrays / "all.npz")
+
+
+class Busy(Direct):
+    """Every third message cannot be sent at first."""
+
+    tried = 0
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        self.tried += 1
+        if self.tried % 3 == 0:
+            raise NotSent("the database is locked")
+        return super().send(node, kind, packet)
+
+
+def test_messages_that_cannot_be_sent_at_once(site_arrays: Path) -> None:
+    config = config_of(site_arrays, method="scaffold")
+    here = list(prepare(config).federation.rounds(config.rounds))[-1]
+    connections = SiteConnections(Busy(sites_of(site_arrays, config)), patience=5)
+    federation = SiteFederation(config, connections, join(connections, CLIENTS, config, "r1", True, print))
+    results = list(federation.rounds(config.rounds))
+    assert any("(the database is locked); it is sent again" in event for result in results for event in result.events)
+    assert torch.equal(here.state.theta, results[-1].state.theta)
 
 
 class Restarting(Direct):
