@@ -32,8 +32,8 @@ TYPES: dict[Kind, str] = {
 Value = TypeVar("Value")
 FACTS_RECORD, PARTS_RECORD = "facts", "parts"
 SERIALIZATION = "fedadc"  # how the bytes of an array came about: they are the bytes of a message, as they are
-# errors of Flower that mean: the app does not work there; after all others, the site may answer again
 PAUSES = (1.0, 3.0, 9.0)  # seconds before the SuperLink is asked again
+# errors of Flower that mean: the app does not work there; after all others, the site may answer again
 APP_FAILED = (1, 2, 7)  # it cannot be loaded, it raised an exception, its bundle is not valid
 
 
