@@ -96,7 +96,7 @@ it again, then `flwr run` again. The run goes on and ends with the same bits.
 
 `--insecure` is for trying it on one machine or a trusted network.
 
-Try everything on this machine first, with the data of the config: `fedadc federation up DIR --sites 3 --config CONFIG`.
+Try everything on this machine first, in another folder: `fedadc federation up trial --sites 3 --config CONFIG`.
 """
 
 
@@ -106,23 +106,27 @@ def write_app(folder: Path, config: Config, name: str | None = None) -> None:
         not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCAL_FOLDER}),
         f"{folder} exists and is not an empty folder; name a new one.",
     )
+    write_app_files(folder, config, name)
+
+
+def write_app_files(folder: Path, config: Config, name: str | None = None) -> None:
+    """Write the files of an app, also over those that are there; its config comes last, and makes it an app."""
     name = app_name(name or folder.resolve().name)
     helps = {
         f"{key}_help": RUN_CONFIG[option] for key, option in zip(("out", "server", "sites"), RUN_CONFIG, strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        APP_CONFIG: config_text(config),
         "server_app.py": SERVER_APP,
         "client_app.py": CLIENT_APP,
         "pyproject.toml": PYPROJECT.format(name=name, **helps),
         "README.md": README.format(name=name),
         ".gitignore": f"{LOCAL_FOLDER}/\nruns/\n__pycache__/\n",
     }
-    for name, text in files.items():
-        write_file(folder / name, text.encode())
     for name in sorted(config.code.files if config.code else ()):  # the user's own method or model
         shutil.copyfile(config.folder / name, folder / name)
+    for name, text in {**files, APP_CONFIG: config_text(config)}.items():
+        write_file(folder / name, text.encode())
 
 
 def app_name(text: str) -> str:

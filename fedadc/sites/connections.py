@@ -63,7 +63,7 @@ class SiteConnections:
         self.found: dict[str, int] = {}  # client -> node
         self._asked: dict[int, str] = {}  # node -> number of the request for its name
         self._known: set[int] = set()  # nodes that have said their names
-        self._problems: list[str] = []  # of sites that cannot take part
+        self._problems: list[tuple[str, str]] = []  # sites that cannot take part, and why
         self._refusals: list[str] = []  # numbers of messages to sites that were refused
         self._joining = True  # until all sites were found
 
@@ -79,8 +79,8 @@ class SiteConnections:
         until = time.monotonic() + self.patience
         while True:
             self._look()
-            if self._problems:
-                raise Refused(self._problems[0])
+            for name, problem in self._problems:
+                require(not isinstance(wanted, int) and name not in wanted, problem, Refused)
             if not isinstance(wanted, int):
                 self._refuse_strangers(wanted)
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
@@ -97,7 +97,8 @@ class SiteConnections:
                 return names if isinstance(wanted, int) else list(wanted)
             if time.monotonic() > until:
                 those = f"site {', '.join(absent)}" if absent else f"{missing} of {total} sites"
-                raise WorkersLost(f"{those} did not connect within {self.patience:g} seconds.")
+                others = f"; {self._problems[0][1]}" if self._problems else "."
+                raise WorkersLost(f"{those} did not connect within {self.patience:g} seconds{others}")
             time.sleep(LOOK_AGAIN)
 
     def _look(self) -> None:
@@ -122,8 +123,8 @@ class SiteConnections:
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
         if PROBLEM in answer.facts:
-            self._problems.append(_problem(name, answer))
-            self.events.record(f"a site cannot take part: {self._problems[-1]}")
+            self._problems.append((name, _problem(name, answer)))
+            self.events.record(f"a site cannot take part: {self._problems[-1][1]}")
             return
         if self.found.get(name, node) != node and self._joining:
             problem = f"two sites are called {name}; every site needs a name of its own."
@@ -211,7 +212,7 @@ class SiteConnections:
                     self._known.discard(request.node)
             else:
                 answers[request.name] = answer
-        return bool(came)
+        return any(isinstance(answer, Packet) for answer in came.values())
 
 
 def _checked(name: str, answer: Packet) -> Packet:

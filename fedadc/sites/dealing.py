@@ -18,6 +18,7 @@ from fedadc.config.build import load_data, prepare
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Array, Dataset, Samples
 from fedadc.errors import require
+from fedadc.sites.node import require_file_name
 
 SERVER_FILE = "server.npz"
 
@@ -47,6 +48,8 @@ def deal(config: Config, sites: int | None, folder: Path, data_dir: Path | None 
     require(
         sites is None or len(names) == sites, f"the data has {len(names)} clients, so --sites must be {len(names)}."
     )
+    for name in names:
+        require_file_name(name, "the name of a client")
     folder.mkdir(parents=True, exist_ok=True)
     if config.data.name == "csv" and data.test_owners is not None and isinstance(config.data.test, float | None):
         return DealtData(_deal_rows(config, names, folder), None)

@@ -19,8 +19,8 @@ from fedadc.sites.server import SiteFederation
 from fedadc.sites.tuning import TunedCounts, request_of
 
 
-def finish(result: RunResult, federation: SiteFederation, out: Path) -> None:
-    """Send the final model to all sites; if they tune it, record how good their own models are."""
+def finish(result: RunResult, federation: SiteFederation, out: Path) -> list[ResultRow]:
+    """Send the final model to all sites; if they tune it, record and return how good their own models are."""
     terms, method, state = federation.terms, federation.method, result.state
     content = (out / MODEL).read_bytes() if method.federated else b""
     theta = state.theta.cpu().numpy().tobytes() if stores_models(method) else b""
@@ -31,13 +31,14 @@ def finish(result: RunResult, federation: SiteFederation, out: Path) -> None:
     answers = dict(zip(terms.names, federation.engine.ask("finish", packets.items()), strict=True))
     request = request_of(federation.config)
     if request is None:
-        return
+        return []
     rows = _rows(out.resolve().name, federation, request, answers)
     stored = stores_models(method)
     calibration = None if stored else request.calibration(federation.config)
     model = MODEL if method.federated else None
     with PersonalFolder.create(out / PERSONAL, state.round) as folder:
         add_results(folder, rows, summary_text(rows[0].run, state.round, model, request, calibration, rows))
+    return rows
 
 
 def _rows(label: str, federation: SiteFederation, request: Request, answers: Mapping[str, Packet]) -> list[ResultRow]:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fedadc.config.build import build_agreement, complete
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Normalization
@@ -18,6 +20,7 @@ from fedadc.sites.schema import (
     SiteAnswer,
     SiteSummary,
     from_json,
+    lonely_classes,
     merged_schema,
     mixed_columns,
     notes_about_tables,
@@ -26,7 +29,10 @@ from fedadc.sites.schema import (
 )
 from fedadc.system.files import to_safetensors
 from fedadc.system.user_code import Notes
+from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
+
+VERSIONS: dict[str, str] = {"fedadc": __version__, "torch": torch.__version__}
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,20 @@ def join_again(connections: SiteConnections, terms: Terms, config: Config) -> No
     connections.hello = Packet({"run": terms.run, "label_counts": _needs_label_counts(config)})
     names = connections.wait_for(terms.names)
     connections.hello = Packet()
+    _require_same_versions(connections.said)
     said = {name: connections.said[name].body for name in names}
     answers = {name: from_json(SiteAnswer, body, f"site {name}") for name, body in said.items() if body}
     answers |= agree_again(connections, terms, config, [name for name in names if name not in answers])
     require_same_data(terms, answers)
     _require_same_agreement(answers, agreement_of(config, terms))
+
+
+def _require_same_versions(said: Mapping[str, Packet]) -> None:
+    """Refuse sites with another fedadc or torch: their numbers would differ."""
+    for name, packet in said.items():
+        for package, mine in VERSIONS.items():
+            theirs = packet.facts.get(package, mine)  # a site that was only asked for its name does not say torch's
+            require(theirs == mine, f"site {name} has {package} {theirs}, but the server has {mine}; install the same.")
 
 
 def _question(holds_out: bool, as_text: Collection[str] = ()) -> Packet:
@@ -77,6 +92,7 @@ def _frozen_schema(
     connections: SiteConnections, names: Sequence[str], config: Config, holds_out: bool, notes: Notes
 ) -> DataSchema:
     said: Iterable[Packet] = [connections.said[name] for name in names]
+    _require_same_versions(connections.said)
     summaries = _summaries(names, said)
     if mixed := mixed_columns(summaries):
         question = _question(holds_out, mixed)
@@ -85,6 +101,8 @@ def _frozen_schema(
     schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
     for note in notes_about_tables(schema, summaries):
         notes(note)
+    for label, site in lonely_classes(summaries).items():
+        notes(f"only site {site} has the class {label}")
     if config.data.normalize is None:
         return schema
     mean, std = config.data.normalize.mean, config.data.normalize.std

@@ -65,7 +65,7 @@ class LocalFederation:
     def processes(self) -> list[int]:
         """All processes of this federation, also those that Flower has started."""
         mark = f"{MARK}={self.folder}"
-        return [pid for pid, environment in environments() if mark in environment and pid != os.getpid()]
+        return [pid for pid, variables in environments() if mark in variables and pid != os.getpid()]
 
     def down(self) -> int:
         """End all processes; returns how many there were."""
@@ -179,15 +179,15 @@ def _listens(host: str, port: int) -> bool:
     return True
 
 
-def environments() -> list[tuple[int, str]]:
+def environments() -> list[tuple[int, Sequence[str]]]:
     """The environments of this user's processes."""
     if not Path("/proc/self/environ").exists():  # macOS
         done = subprocess.run(["ps", "-Eww", "-x", "-o", "pid=,command="], capture_output=True, text=True, check=False)
-        return [(int(line.split()[0]), line) for line in done.stdout.splitlines() if line.split()]
-    found = []
+        return [(int(line.split()[0]), line.split(" ")) for line in done.stdout.splitlines() if line.split()]
+    found: list[tuple[int, Sequence[str]]] = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
             if state != "Z":
-                found.append((int(process.name), (process / "environ").read_text(errors="replace")))
+                found.append((int(process.name), (process / "environ").read_text(errors="replace").split("\0")))
     return found

@@ -17,12 +17,12 @@ SETTINGS = {
     "client": "the name of this site's client",
     "data-path": "its data: a CSV file, an .npz file, a folder of images, or /path/file.py:function",
     "folder": "where it keeps its client's states (default: ~/.fedadc/sites/CLIENT)",
-    "allow": "what it may tell: categories, ranges, label-counts, or nothing (default: categories ranges)",
+    "allow": "what it may tell: nothing, or categories, many-categories, ranges, label-counts",
     "keep": "seconds for which its process waits for the next message (default: 300; 0: a new process for every one)",
 }
 SIMULATED = "partition-id"  # which Flower's simulation gives to a node
 OF_SIMULATION = (SIMULATED, "num-partitions")
-ALLOWED = ("categories", "ranges", "label-counts")
+ALLOWED = ("categories", "ranges", "label-counts", "many-categories")
 LONGEST_NAME = 64
 KEEP, MOST_SECONDS = 300, 10**6
 
@@ -36,6 +36,13 @@ class NodeSettings:
     folder: Path  # for what the site keeps
     allows: tuple[str, ...] = ALLOWED[:2]
     keeps: float = 0.0  # seconds for which a process waits for the next message
+
+    def own_folder(self) -> Path:
+        """The folder, which only its owner may enter: it has the site's samples."""
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+        return self.folder
 
     def text(self) -> str:
         """All settings, for another process."""
@@ -57,10 +64,7 @@ class NodeSettings:
         for name in ("client", "data-path"):
             require(bool(given.get(name)), f"--node-config lacks {name}, {SETTINGS[name]}.")
         client, path = str(given["client"]), str(given["data-path"])
-        require(
-            client.isprintable() and len(client) <= LONGEST_NAME and not {"/", "\\"} & {*client} and client[0] != ".",
-            f"--node-config: client must be at most {LONGEST_NAME} characters without slashes, not {client!r:.80}.",
-        )
+        require_file_name(client, "--node-config: client")
         require(file_of(path)[0].exists(), f"site {client} has no data: there is no {file_of(path)[0]}.")
         folder = Path(str(given.get("folder") or Path("~/.fedadc/sites") / client)).expanduser()
         allowed = tuple(name for name in str(given.get("allow", " ".join(ALLOWED[:2]))).split() if name != "nothing")
@@ -72,6 +76,15 @@ class NodeSettings:
             f"--node-config: keep must be between 0 and {MOST_SECONDS} seconds, not {keep!r:.60}.",
         )
         return NodeSettings(client, path, folder, allowed, float(keep))
+
+
+def require_file_name(client: str, what: str) -> None:
+    """Refuse a client's name that could not be the name of a file."""
+    require(
+        client.isprintable() and 0 < len(client) <= LONGEST_NAME and not {"/", "\\"} & {*client} and client[0] != ".",
+        f"{what} must be at most {LONGEST_NAME} characters, without slashes and not with a dot at the beginning, not "
+        f"{client!r:.80}.",
+    )
 
 
 def file_of(path: str) -> tuple[Path, str]:

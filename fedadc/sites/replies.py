@@ -11,7 +11,7 @@ def reply(site: Site, kind: Kind, request: Packet) -> Packet:
     """Do what the server asks for, or say in one sentence why it cannot be done."""
     try:
         return _answer(site, kind, request)
-    except FedadcError as error:
+    except (FedadcError, OSError) as error:
         return Packet({"client": site.name, PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
 
 

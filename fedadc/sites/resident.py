@@ -28,6 +28,7 @@ from fedadc.system.version import __version__
 
 LISTENS_AFTER = 120.0  # seconds for a new process, at most
 TRY_AGAIN = 0.02
+OTHER_IS_THERE, OTHER_LISTENS = 3, 0.5  # an exit code, and seconds until the other process is tried again
 LONGEST_ADDRESS = 100  # bytes; systems allow 104 or 108 for a socket
 RESIDENT_LOG = "resident.log"  # in the folder of the site
 
@@ -76,20 +77,40 @@ def _connect(address: Path) -> Connection[bytes, bytes]:
 def _connected(address: Path, app: Path, settings: NodeSettings) -> Connection[bytes, bytes]:
     with suppress(OSError):
         return _connect(address)
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", __name__, str(address), str(app), settings.text()]
-    with (settings.folder / RESIDENT_LOG).open("ab") as log:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    until = time.monotonic() + LISTENS_AFTER
-    while process.poll() is None and time.monotonic() < until:
+    until, process = time.monotonic() + LISTENS_AFTER, _started(address, app, settings)
+    while time.monotonic() < until:
         with suppress(OSError):
             return _connect(address)
         time.sleep(TRY_AGAIN)
+        if process.poll() == OTHER_IS_THERE:
+            time.sleep(OTHER_LISTENS)
+            process = _started(address, app, settings)
+        elif process.poll() is not None:
+            break
     raise OSError
 
 
-def main(address: str, app: str, text: str) -> None:
-    """Answer requests until none has come for a while."""
+def _started(address: Path, app: Path, settings: NodeSettings) -> subprocess.Popen[bytes]:
+    # -P: what is in the working folder is not imported
+    words = [sys.executable, "-P", "-m", __name__, str(address), str(app), settings.text()]
+    with (settings.own_folder() / RESIDENT_LOG).open("ab") as log:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def main(address: str, app: str, text: str) -> int:
+    """Answer requests until none has come for a while; a second process for the same requests ends at once."""
+    import fcntl
+
+    with Path(f"{address}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return OTHER_IS_THERE
+        _answer_requests(address, app, text)
+    return 0
+
+
+def _answer_requests(address: str, app: str, text: str) -> None:
     from fedadc.sites.app import config_of_app  # these import torch
     from fedadc.sites.replies import reply
     from fedadc.sites.site import Site
@@ -105,10 +126,10 @@ def main(address: str, app: str, text: str) -> None:
                 accepted = listening.accept()[0]
                 accepted.setblocking(True)
                 with Connection(accepted.detach()) as channel, suppress(OSError, EOFError):  # the other was killed
-                    kind = cast(Kind, channel.recv_bytes().decode())
-                    _send(channel, reply(site, kind, _receive(channel)))
+                    kind, request = cast(Kind, channel.recv_bytes().decode()), _receive(channel)
+                    _send(channel, reply(site, kind, request))
     Path(address).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -19,6 +19,7 @@ from fedadc.data.summaries import TableSummary, merge
 from fedadc.errors import DataError, FedadcError, one_line, require
 
 MAX_TEXT = 1 << 26  # bytes of a summary or a schema
+FEW_CATEGORIES = 20  # of a column; more than these must occur twice on average, or they may be names
 Value = TypeVar("Value")
 
 
@@ -70,11 +71,8 @@ class SiteAnswer:
 
 def merged_schema(summaries: Sequence[SiteSummary], scale: Mapping[str, Sequence[float]]) -> DataSchema:
     """The schema for these sites, in the order of the clients; a site that does not fit the first one is refused."""
-    first = summaries[0]
-    for other in summaries[1:]:
-        difference = _difference(first, other)
-        require(not difference, f"site {other.client} does not fit site {first.client}: {difference}.", DataError)
-    if first.table is None:
+    _require_alike(summaries)
+    if summaries[0].table is None:
         return _schema_of_arrays([summary.arrays for summary in summaries if summary.arrays is not None])
     return _schema_of_tables([summary.table for summary in summaries if summary.table is not None], scale, summaries)
 
@@ -90,6 +88,13 @@ def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
         f"site {summary.client} does not tell the categories of {', '.join(texts)[:80]}, which their encoding needs; "
         "data.drop leaves columns out, or the site can allow it.",
     )
+    for name in texts if "many-categories" not in allows else ():
+        found, rows = len(columns[name].words), columns[name].texts
+        require(
+            found <= FEW_CATEGORIES or 2 * found <= rows,
+            f"site {summary.client} does not tell the {found} different texts of column {name} ({rows} rows), which "
+            "may be names of persons; data.drop leaves the column out, or the site can allow many-categories.",
+        )
     if "ranges" in allows:
         return summary
     columns = {name: replace(column, low=None, high=None) for name, column in columns.items()}
@@ -98,8 +103,16 @@ def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
 
 def mixed_columns(summaries: Sequence[SiteSummary]) -> frozenset[str]:
     """Columns of texts in which some site has numbers: there, numbers are categories too, and are asked for again."""
+    _require_alike(summaries)
     tables = [summary.table for summary in summaries if summary.table is not None]
     return merge(tables).mixed if tables else frozenset()
+
+
+def _require_alike(summaries: Sequence[SiteSummary]) -> None:
+    first = summaries[0]
+    for other in summaries[1:]:
+        difference = _difference(first, other)
+        require(not difference, f"site {other.client} does not fit site {first.client}: {difference}.", DataError)
 
 
 def _difference(one: SiteSummary, other: SiteSummary) -> str:
@@ -155,6 +168,16 @@ def notes_about_tables(schema: DataSchema, summaries: Sequence[SiteSummary]) -> 
     """What becomes of the columns of tables, as far as the sites tell it."""
     tables = [summary.table for summary in summaries if summary.table is not None]
     return notes_about(schema.encoding, merge(tables)) if schema.encoding is not None else ()
+
+
+def lonely_classes(summaries: Sequence[SiteSummary]) -> dict[str, str]:
+    """Classes that a single site has, which may be a mistake there, and the site."""
+    owners: dict[str, list[str]] = {}
+    for summary in summaries:
+        own = summary.table.labels if summary.table is not None else summary.arrays.classes if summary.arrays else ()
+        for label in own:
+            owners.setdefault(label, []).append(summary.client)
+    return {label: sites[0] for label, sites in owners.items() if len(sites) == 1 < len(summaries)}
 
 
 def with_names(schema: DataSchema, label: str, client: str | None) -> DataSchema:

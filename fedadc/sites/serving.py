@@ -6,7 +6,6 @@ import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,7 +14,8 @@ from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
 from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.npz import pair_in, read_npz
-from fedadc.errors import DataError, RunDamaged, require
+from fedadc.errors import DataError, FedadcError, RunDamaged, require
+from fedadc.personal.results import ResultRow
 from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
@@ -40,18 +40,18 @@ def serve(
     notes: Notes = log.info,
 ) -> RunResult:
     """Train with the sites that a transport reaches, and write a run directory. A run that is there goes on."""
-    settings = config.federation or FederationConfig()
-    require(settings.sites is not None, "federation.sites is missing: how many sites take part, or their names.")
-    needs = settings.evaluate in ("server", "both")
-    require(needs == (server_data is not None), _about_server_data(settings, server_data))
-    require(
-        not needs or config.method.federated,
-        f"federation.evaluate is {settings.evaluate}, but the method has no model at the server; set it to sites.",
-    )
-    if (request := request_of(config)) is not None:
-        request.calibration(config)  # refuses what no site could do
+    reporter = Reporter(status_file(out), config.rounds, notes, watch or (lambda record: None))
+    try:
+        _require_possible(config, server_data)
+        return _serve(config, transport, out, server_data, reporter)
+    except FedadcError as error:
+        reporter.failed(error)
+        raise
+
+
+def _serve(config: Config, transport: Transport, out: Path, server_data: Path | None, reporter: Reporter) -> RunResult:
+    settings, notes = config.federation or FederationConfig(), reporter.notes
     original = original_config(out, config, trust=True)
-    reporter = Reporter(status_file(out), config.rounds, notes)
     connections = SiteConnections(transport, settings.patience, reporter.activity)
     if original is None:
         assert settings.sites is not None
@@ -65,16 +65,32 @@ def serve(
     federation.engine.oldest = lambda: oldest_checkpoint(out)
     model = replace(federation.config.model, channels_last=terms.channels_last)
     plan = TrainingPlan(replace(complete(federation.config), model=model), federation)
-
-    def both(record: dict[str, Any]) -> None:
-        reporter.round(record)
-        if watch is not None:
-            watch(record)
-
-    result = train_plan(plan, original, out, False, "cpu", None, both, notes)
-    finish(result, federation, out)
+    result = train_plan(plan, original, out, False, "cpu", None, reporter.round, notes)
+    for row in finish(result, federation, out):
+        notes(_about_own_models(row))
     notes(f"the run is in {out.resolve()}")
     return result
+
+
+def _require_possible(config: Config, server_data: Path | None) -> None:
+    """Refuse settings with which no federation could train."""
+    settings = config.federation or FederationConfig()
+    require(settings.sites is not None, "federation.sites is missing: how many sites take part, or their names.")
+    needs = settings.evaluate in ("server", "both")
+    require(needs == (server_data is not None), _about_server_data(settings, server_data))
+    require(
+        not needs or config.method.federated,
+        f"federation.evaluate is {settings.evaluate}, but the method has no model at the server; set it to sites.",
+    )
+    if (request := request_of(config)) is not None:
+        request.calibration(config)  # refuses what no site could do
+
+
+def _about_own_models(row: ResultRow) -> str:
+    found = row.figures()
+    figures = {"own": found.personal_mean, "common": found.global_mean}
+    means = ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in figures.items() if mean is not None)
+    return f"models of the sites ({row.regularizer}), mean accuracy on their test shares: {means or 'not known'}"
 
 
 def _about_server_data(settings: FederationConfig, given: Path | None) -> str:

@@ -92,7 +92,7 @@ class Site:
                 said = self._terms(SiteRun.opened(self, str(request.facts["run"])), request)
         elif "holds_out" in request.facts:
             said = self.describe(request)
-        return replace(said, facts={"client": self.name, "fedadc": __version__})
+        return replace(said, facts={"client": self.name, "fedadc": __version__, "torch": torch.__version__})
 
     def _data(self, request: Packet) -> SiteData:
         from fedadc.sites.site_data import read_site_data  # not needed for training
@@ -112,6 +112,7 @@ class Site:
         run, facts, schema = str(request.facts["run"]), request.facts, from_json(DataSchema, request.body, "the server")
         samples = self._data(request).samples(schema)
         joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), schema.spec, samples)
+        self.settings.own_folder()
         if request.head:
             write_checked(self.folder(run), WEIGHTS, request.head)
         write_checked(self.folder(run), JOINED, joined.content())

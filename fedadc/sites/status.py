@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from fedadc.errors import DataError, DiskError, Diverged, FedadcError, WorkersLost
 from fedadc.system.files import write_file
 from fedadc.system.user_code import Notes
 
@@ -59,30 +61,48 @@ def status_file(out: Path) -> Path:
 class Reporter:
     """Writes what the server waits for to a file whenever it changes, and tells it and every round in sentences."""
 
-    def __init__(self, path: Path, rounds: int, notes: Notes) -> None:
-        self.path, self.rounds, self.notes = path, rounds, notes
+    def __init__(self, path: Path, rounds: int, notes: Notes, watch: Callable[[dict[str, Any]], None]) -> None:
+        self.path, self.rounds, self.notes, self.watch = path, rounds, notes, watch
         self._written, self._kind, self._told = b"", "", time.monotonic()
 
     def activity(self, activity: Activity) -> None:
         text = json.dumps(asdict(activity)).encode()
         if text != self._written:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(self.path, text)
-            self._written = text
+            self._write(text)
         begins = activity.kind != self._kind and activity.kind not in EVERY_ROUND
         if begins or time.monotonic() - self._told > REMIND_EVERY:
             self._tell(activity.sentence)
         self._kind = activity.kind
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: dict[str, Any]) -> None:
         found = [f"{name} {record[name]:.4g}" for name in ("test_accuracy", "accuracy", "train_loss") if name in record]
         left = timedelta(seconds=round(record["seconds"] * (self.rounds - record["round"])))
         found.append(f"{record['seconds']:.1f} s, about {left} left")
         self._tell(f"round {record['round']} of {self.rounds}: {', '.join(found)}")
+        self.watch(record)
+
+    def failed(self, error: FedadcError) -> None:
+        with suppress(OSError):  # the error is told anyhow
+            self._write(json.dumps({"error": str(error), "exit_code": error.exit_code}).encode())
+
+    def _write(self, text: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.path, text)
+        self._written = text
 
     def _tell(self, sentence: str) -> None:
         self.notes(sentence)
         self._told = time.monotonic()
+
+
+def read_failure(out: Path) -> FedadcError | None:
+    """Why the server of a run has ended; None: it has not failed."""
+    kinds = {kind.exit_code: kind for kind in (WorkersLost, DataError, DiskError, Diverged, FedadcError)}
+    try:
+        found: Mapping[str, Any] = json.loads(status_file(out).read_bytes())
+        return kinds[found["exit_code"]](str(found["error"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read_status(out: Path) -> Activity | None:

@@ -19,10 +19,11 @@ from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.runs.layout import METRICS
 from fedadc.runs.record import is_finished
 from fedadc.runs.runner import Watcher
-from fedadc.sites.app import APP_CONFIG, config_of_app, config_text, write_app
+from fedadc.sites.app import APP_CONFIG, config_of_app, write_app, write_app_files
 from fedadc.sites.dealing import deal
 from fedadc.sites.local import LOGS, LOOK_EVERY, LocalFederation, require_free
-from fedadc.sites.status import read_status, status_file
+from fedadc.sites.status import read_failure, read_status, status_file
+from fedadc.system.files import folder_lock
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -36,9 +37,14 @@ def prepared(
     if port is not None:
         require_free(port)
     federation = LocalFederation(folder)
-    if (folder / APP_CONFIG).is_file() and federation.dealt is not None:
+    is_app, begun = (folder / APP_CONFIG).is_file(), federation.run.exists()
+    require(
+        not is_app or federation.dealt is not None,
+        f"{folder} has an app without data for its sites; a trial with the data of a config needs a new folder.",
+    )
+    if is_app and federation.dealt is not None and (begun or config is None):
         known = config_of_app(folder)
-        require(config is None, f"{folder} has a federation already; leave out --config to go on with it.")
+        require(config is None, f"the run in {folder} has begun; leave out --config to go on with it.")
         dealt = len(federation.dealt.sites)
         require(sites in (None, dealt), f"the data in {folder} is dealt to {dealt} sites; leave out --sites to go on.")
         return federation, known
@@ -50,10 +56,7 @@ def prepared(
     settings = config.federation or FederationConfig()
     agreed = replace(settings, sites=tuple(dealt_data.sites), evaluate=dealt_data.evaluate)
     config = replace(config, federation=agreed)
-    if not (folder / APP_CONFIG).is_file():
-        write_app(folder, config)
-    else:
-        (folder / APP_CONFIG).write_text(config_text(config))
+    (write_app_files if is_app else write_app)(folder, config)
     federation.keep(dealt_data)
     return federation, config_of_app(folder)
 
@@ -84,12 +87,19 @@ def train_here(
     federation: LocalFederation, config: Config, port: int | None, watch: Watcher, notes: Notes, show: Notes
 ) -> Path:
     """Start all processes of a federation, follow its run to the end, and end them. Returns the run directory."""
+    with folder_lock(federation.folder):
+        return _train(federation, config, port, watch, notes, show)
+
+
+def _train(
+    federation: LocalFederation, config: Config, port: int | None, watch: Watcher, notes: Notes, show: Notes
+) -> Path:
     if left := federation.down():
         notes(f"{left} processes of an earlier start were ended")
     known = len(federation.run_log())
+    status_file(federation.run).unlink(missing_ok=True)
     try:
         running = federation.start(port, notes)
-        status_file(federation.run).unlink(missing_ok=True)
         for record in _records(federation.run / METRICS, running):
             if record is not None:
                 watch(record)
@@ -97,10 +107,12 @@ def train_here(
                 show(activity.words)
     finally:
         federation.down()
+    if (failure := read_failure(federation.run)) is not None:
+        raise failure
+    lines = federation.run_log()[known:].splitlines()
+    if said := [line.partition("error: ")[2] for line in lines if "error: " in line]:
+        raise WorkersLost(said[-1])
     if not is_finished(federation.run, config):
-        lines = federation.run_log()[known:].splitlines()
-        if said := [line.partition("error: ")[2] for line in lines if "error: " in line]:
-            raise WorkersLost(said[-1])
         raise WorkersLost(
             f"the server of {federation.app} has ended after round {_last_round(federation.run / METRICS)}; "
             f"`fedadc federation up {shlex.quote(str(federation.app))}` goes on with it ({federation.folder / LOGS})."

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,19 @@ def test_its_socket_is_for_its_owner_only(app: Path) -> None:
 def test_it_needs_no_torch_to_ask() -> None:
     code = "import sys, fedadc.sites.resident, fedadc.sites.flower; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_several_requests_at_once_start_one_process(app: Path) -> None:
+    settings = settings_of(app, keeps=20)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: ask_resident("hello", HELLO, app, settings), range(3)))
+    assert answers[0] is not None and answers == [answers[0]] * 3
+    eventually(lambda: len(residents(app)) == 1)  # the others have noticed that they are not needed
+    (process,) = residents(app)
+    os.kill(process, signal.SIGKILL)
+
+
+def test_it_imports_nothing_from_the_working_folder(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (app.parent / "yaml.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(app.parent)
+    assert ask_resident("hello", HELLO, app, settings_of(app, keeps=1)) is not None

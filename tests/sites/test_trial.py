@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fedadc.errors import FedadcError
+from fedadc.runs.record import load_config
+from fedadc.sites.app import write_app
+from fedadc.sites.trial import prepared
+
 PROGRAM = """
 import sys
 {before}
@@ -27,7 +32,7 @@ def said(folder: Path, *words: str, before: str = "") -> tuple[int, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "c.yaml").write_text("rounds: 1\ndata: {name: digits, clients: 2}\nmodel: {name: linear}\n")
+    (tmp_path / "c.yaml").write_text("rounds: 1\ndata: {name: digits, clients: 2}\nmodel: {name: logistic}\n")
     return tmp_path
 
 
@@ -76,3 +81,33 @@ def test_what_cannot_be_done(words: tuple[str, ...], sentence: str, folder: Path
     code, text = said(folder, *words)
     assert code != 0 and sentence in text
     assert not (folder / "trial").exists()
+
+
+def test_a_trial_that_has_not_begun_may_be_prepared_again(folder: Path) -> None:
+    config = load_config(folder / "c.yaml")
+    prepared(folder / "trial", config, 2)
+    known = prepared(folder / "trial", load_config(folder / "c.yaml", ["seed=7"]), 2)[1]
+    assert known.seed == 7
+    (folder / "trial" / "local" / "run").mkdir()
+    with pytest.raises(FedadcError, match=r"the run in .* has begun; leave out --config"):
+        prepared(folder / "trial", config, 2)
+    assert prepared(folder / "trial", None, None)[1].seed == 7
+
+
+def test_an_app_is_not_replaced_by_a_trial(folder: Path) -> None:
+    write_app(folder / "app", load_config(folder / "c.yaml"))
+    before = (folder / "app" / "fedadc.yaml").read_bytes()
+    with pytest.raises(FedadcError, match="needs a new folder"):
+        prepared(folder / "app", load_config(folder / "c.yaml", ["seed=7"]), 2)
+    assert (folder / "app" / "fedadc.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../escaped", "a/b", ".hidden", "x" * 65])
+def test_clients_whose_names_could_not_be_names_of_files(name: str, tmp_path: Path) -> None:
+    rows = "".join(f"{client},{k},{k % 2}\n" for client in (name, "bern") for k in range(10))
+    (tmp_path / "all.csv").write_text("client,x,y\n" + rows)
+    data = {"name": "csv", "path": str(tmp_path / "all.csv"), "label": "y", "client": "client"}
+    config = load_config({"rounds": 1, "data": data, "model": {"name": "logistic"}})
+    with pytest.raises(FedadcError, match="the name of a client must be at most 64 characters, without slashes"):
+        prepared(tmp_path / "a" / "b" / "trial", config, None)
+    assert not list(tmp_path.rglob("*escaped*"))
