@@ -67,6 +67,7 @@ class Parts:
         self.link = self.federation.start_link(self.address)
         self.sites = {name: self.federation.start_site(name, self.address) for name in self.names}
         self.run = self.federation.start_run(self.address)
+        self.last: list[str] = []  # sites of the last cohort
 
     def processes(self, program: str) -> list[int]:
         return [pid for pid in self.federation.processes() if program in _command(pid)]

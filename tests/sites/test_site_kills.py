@@ -26,6 +26,7 @@ def interrupted(folder: Path, **changes: Any) -> Iterator[Parts]:
     config = config_of(**{**CONFIG, **changes})
     here = simulated(config, folder / "here")
     with parts_of(config, folder / "there") as parts:
+        parts.last = [parts.names[client] for client in here.cohort]
         yield parts
         parts.finished()
     require_same_bits(here, folder / "here", folder / "there")
@@ -55,8 +56,8 @@ def test_a_site(tmp_path: Path) -> None:
     """The server waits for it and asks it again."""
     with interrupted(tmp_path) as parts:
         parts.after_round(1)
-        parts.kill_site(parts.names[0])
-        parts.restart_site(parts.names[0])
+        parts.kill_site(parts.last[0])
+        parts.restart_site(parts.last[0])
 
 
 def test_a_site_whose_upload_is_lost(tmp_path: Path) -> None:
