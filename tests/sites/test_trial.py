@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedadc.config.starter import init
 from fedadc.errors import FedadcError
 from fedadc.runs.record import load_config
 from fedadc.sites.app import write_app
@@ -111,3 +112,14 @@ def test_clients_whose_names_could_not_be_names_of_files(name: str, tmp_path: Pa
     with pytest.raises(FedadcError, match="the name of a client must be at most 64 characters, without slashes"):
         prepared(tmp_path / "a" / "b" / "trial", config, None)
     assert not list(tmp_path.rglob("*escaped*"))
+
+
+def test_the_first_command_of_the_documentation(tmp_path: Path) -> None:
+    """Its settings fit the config that `fedadc init` writes."""
+    text = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("fedadc federation up trial --sites 3")]
+    words = line.split()
+    init(tmp_path / words[words.index("--config") + 1])
+    config = load_config(tmp_path / "fedadc.yaml", [word for word in words if "=" in word])
+    federation, known = prepared(tmp_path / "trial", config, 3)
+    assert federation.dealt is not None and len(federation.dealt.sites) == 3 and known.rounds == 3
