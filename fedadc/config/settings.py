@@ -153,6 +153,7 @@ class FederationConfig(Settings):
     sites: int | tuple[str, ...] | None = None  # how many take part, or their names in the order of their numbers
     evaluate: Literal["sites", "server", "both"] = "sites"  # who has test data: the sites hold out theirs
     patience: float = 600.0  # seconds to wait for a site before the run ends with a checkpoint
+    at_once: int | None = None  # how many sites work at the same time; None: all that are asked
     personalize: PersonalConfig | None = None  # None: the sites get the final model as it is
 
     def __post_init__(self) -> None:
@@ -163,6 +164,7 @@ class FederationConfig(Settings):
             twice = [name for name in self.sites if self.sites.count(name) > 1]
             require(not twice, f"sites has the name {twice[0] if twice else ''} twice.")
         require(0 < self.patience < math.inf, f"patience must be above 0 seconds and finite, not {self.patience}.")
+        require(self.at_once is None or self.at_once >= 1, f"at_once must be a number from 1 on, not {self.at_once}.")
 
 
 @dataclass(frozen=True, kw_only=True)

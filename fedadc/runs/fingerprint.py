@@ -20,6 +20,7 @@ CHANGEABLE = (
     "storage",
     "checkpoint",
     "faults.bad_update",
+    "federation.at_once",
     "federation.patience",
     "federation.personalize",
 )

@@ -6,6 +6,7 @@ asked for its client's name.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,9 +55,14 @@ class SiteConnections:
     """Knows which node has which client. `ask` waits for every answer, also while a site starts again."""
 
     def __init__(
-        self, transport: Transport, patience: float, watch: Callable[[Activity], None] = lambda activity: None
+        self,
+        transport: Transport,
+        patience: float,
+        watch: Callable[[Activity], None] = lambda activity: None,
+        at_once: int | None = None,  # requests that are open at the same time; None: any number
     ) -> None:
         self.transport, self.patience, self.watch = transport, patience, watch
+        self.at_once = sys.maxsize if at_once is None else at_once
         self.events = EventLog()
         self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
         self.said: dict[str, Packet] = {}  # client -> its answer to that
@@ -104,7 +110,8 @@ class SiteConnections:
     def _look(self) -> None:
         """Ask new nodes for their names, and forget those that are gone."""
         nodes = set(self.transport.nodes())
-        for node in nodes - self._asked.keys() - self._known:
+        new = sorted(nodes - self._asked.keys() - self._known)
+        for node in new[: max(0, self.at_once - len(self._asked))]:
             if (number := self._sent(node, "hello", self.hello)) is not None:
                 self._asked[node] = number
         self._asked = {node: number for node, number in self._asked.items() if node in nodes}
@@ -160,7 +167,7 @@ class SiteConnections:
         since = time.monotonic()
         position = 0
         while position < len(waiting):
-            self._send(kind, waiting[position:])
+            self._send(kind, waiting[position:], answers)
             self._tell(kind, waiting, position, answers)
             if self._fetch(waiting[position : position + WINDOW], answers):
                 since = time.monotonic()
@@ -183,12 +190,14 @@ class SiteConnections:
         connected = tuple(sorted(self.found))
         self.watch(Activity(kind, len(waiting), len(waiting) - len(missing), missing, connected))
 
-    def _send(self, kind: Kind, waiting: Sequence[_Request]) -> None:
+    def _send(self, kind: Kind, waiting: Sequence[_Request], answers: Collection[str]) -> None:
         if any(request.number is None for request in waiting):
             self._look()
+        open_requests = sum(request.number is not None and request.name not in answers for request in waiting)
         for request in waiting:
             node = self.found.get(request.name)
-            if request.number is None and node is not None:
+            if request.number is None and node is not None and open_requests < self.at_once:
+                open_requests += 1
                 request.number, request.node = self._sent(node, kind, request.packet), node
 
     def _sent(self, node: int, kind: Kind, packet: Packet) -> str | None:

@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 from fedadc.errors import require
 from fedadc.sites.node import NodeSettings
@@ -27,8 +27,8 @@ from fedadc.sites.packets import Kind, Packet
 from fedadc.system.version import __version__
 
 LISTENS_AFTER = 120.0  # seconds for a new process, at most
-TRY_AGAIN = 0.02
-OTHER_IS_THERE, OTHER_LISTENS = 3, 0.5  # an exit code, and seconds until the other process is tried again
+TRY_AGAIN = 0.05
+OTHER_IS_THERE = 3  # exit code of a process that is not needed
 LONGEST_ADDRESS = 100  # bytes; systems allow 104 or 108 for a socket
 RESIDENT_LOG = "resident.log"  # in the folder of the site
 
@@ -77,17 +77,34 @@ def _connect(address: Path) -> Connection[bytes, bytes]:
 def _connected(address: Path, app: Path, settings: NodeSettings) -> Connection[bytes, bytes]:
     with suppress(OSError):
         return _connect(address)
-    until, process = time.monotonic() + LISTENS_AFTER, _started(address, app, settings)
-    while time.monotonic() < until:
+    until, process = time.monotonic() + LISTENS_AFTER, None
+    while time.monotonic() < until and (process is None or process.poll() in (None, OTHER_IS_THERE)):
+        if not _is_locked(address) and (process is None or process.poll() is not None):
+            process = _started(address, app, settings)
+        time.sleep(TRY_AGAIN)
         with suppress(OSError):
             return _connect(address)
-        time.sleep(TRY_AGAIN)
-        if process.poll() == OTHER_IS_THERE:
-            time.sleep(OTHER_LISTENS)
-            process = _started(address, app, settings)
-        elif process.poll() is not None:
-            break
     raise OSError
+
+
+def _lock_file(address: Path) -> Path:
+    return address.with_suffix(".lock")
+
+
+def _is_locked(address: Path) -> bool:
+    """Whether a process is there, or about to be there."""
+    with _lock_file(address).open("w") as lock:
+        return not _lock(lock)
+
+
+def _lock(file: IO[str]) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _started(address: Path, app: Path, settings: NodeSettings) -> subprocess.Popen[bytes]:
@@ -99,12 +116,8 @@ def _started(address: Path, app: Path, settings: NodeSettings) -> subprocess.Pop
 
 def main(address: str, app: str, text: str) -> int:
     """Answer requests until none has come for a while; a second process for the same requests ends at once."""
-    import fcntl
-
-    with Path(f"{address}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    with _lock_file(Path(address)).open("w") as lock:
+        if not _lock(lock):
             return OTHER_IS_THERE
         _answer_requests(address, app, text)
     return 0

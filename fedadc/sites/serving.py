@@ -52,7 +52,7 @@ def serve(
 def _serve(config: Config, transport: Transport, out: Path, server_data: Path | None, reporter: Reporter) -> RunResult:
     settings, notes = config.federation or FederationConfig(), reporter.notes
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, settings.patience, reporter.activity)
+    connections = SiteConnections(transport, settings.patience, reporter.activity, settings.at_once)
     if original is None:
         assert settings.sites is not None
         run, holds_out = secrets.token_hex(8), settings.evaluate != "server"

@@ -24,6 +24,7 @@ from fedadc.sites.dealing import deal
 from fedadc.sites.local import LOGS, LOOK_EVERY, LocalFederation, require_free
 from fedadc.sites.status import read_failure, read_status, status_file
 from fedadc.system.files import folder_lock
+from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -55,6 +56,8 @@ def prepared(
     dealt_data = deal(config, sites, data, data_dir)
     settings = config.federation or FederationConfig()
     agreed = replace(settings, sites=tuple(dealt_data.sites), evaluate=dealt_data.evaluate)
+    if len(dealt_data.sites) > 2 * cores():  # Flower gives up processes that take long to start
+        agreed = replace(agreed, at_once=settings.at_once or 2 * cores())
     config = replace(config, federation=agreed)
     (write_app_files if is_app else write_app)(folder, config)
     federation.keep(dealt_data)

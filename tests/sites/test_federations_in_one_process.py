@@ -154,6 +154,28 @@ def test_messages_that_cannot_be_sent_at_once(site_arrays: Path) -> None:
     assert torch.equal(here.state.theta, results[-1].state.theta)
 
 
+class Counting(Direct):
+    """Knows how many requests are open."""
+
+    most = 0
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        number = super().send(node, kind, packet)
+        self.most = max(self.most, len(self.answers))
+        return number
+
+
+@pytest.mark.parametrize("at_once", [1, 2, None])
+def test_so_many_sites_work_at_the_same_time(at_once: int | None, site_arrays: Path) -> None:
+    config = config_of(site_arrays, method="scaffold", cohort={})
+    here = list(prepare(config).federation.rounds(config.rounds))[-1]
+    transport = Counting(sites_of(site_arrays, config))
+    connections = SiteConnections(transport, patience=5, at_once=at_once)
+    federation = SiteFederation(config, connections, join(connections, CLIENTS, config, "r1", True, print))
+    assert torch.equal(here.state.theta, list(federation.rounds(config.rounds))[-1].state.theta)
+    assert transport.most == (at_once or len(CLIENTS))
+
+
 class Restarting(Direct):
     """A site has started again, but its old node is still listed, and nothing comes from it."""
 
