@@ -78,7 +78,7 @@ On every machine: `pip install 'fedadc[flower]'`, the same version.
 
 The server's machine:
 
-    flower-superlink --insecure --disable-runtime-dependency-installation --database superlink.db
+    flower-superlink --insecure --disable-runtime-dependency-installation --host 0.0.0.0 --database superlink.db
 
 Every site, with a name of its own:
 
