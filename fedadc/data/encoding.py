@@ -139,10 +139,9 @@ def notes_about(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ..
         if column.categories is None and not column.scaled and max(-(found.low or 0), found.high or 0) > 10:
             wide.append(column.name)
     if wide:
-        one = len(wide) == 1
-        has = "has" if one else "have"
+        has, are = ("has", "is") if len(wide) == 1 else ("have", "are")
         notes.append(
-            f"{', '.join(wide)} {has} values beyond ±10 and {'is' if one else 'are'} not scaled: training may be slow or "
+            f"{', '.join(wide)} {has} values beyond ±10 and {are} not scaled: training may be slow or "
             f"diverge; set the scale of the data, e.g. {{{wide[0]}: [center, spread]}}"
         )
     return tuple(notes)
