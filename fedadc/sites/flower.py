@@ -65,6 +65,7 @@ class GridTransport:
         try:
             numbers = list(self.grid.push_messages([Message(to_record(packet), node, TYPES[kind])]))
         except Exception as error:  # a SuperLink with much to do; Flower has many kinds of errors
+            time.sleep(PAUSES[0])
             raise NotSent(f"{type(error).__name__}: {one_line(error):.120}") from error
         require(bool(numbers) and numbers[0] is not None, f"the SuperLink does not take the {kind} message.")
         return str(numbers[0])

@@ -23,6 +23,7 @@ SETTINGS = {
 SIMULATED = "partition-id"  # which Flower's simulation gives to a node
 OF_SIMULATION = (SIMULATED, "num-partitions")
 ALLOWED = ("categories", "ranges", "label-counts", "many-categories")
+ALLOWED_BY_DEFAULT = ("categories", "ranges")
 LONGEST_NAME = 64
 KEEP, MOST_SECONDS = 300, 10**6
 
@@ -34,7 +35,7 @@ class NodeSettings:
     client: str
     data_path: str  # a file or folder, or a function in a file
     folder: Path  # for what the site keeps
-    allows: tuple[str, ...] = ALLOWED[:2]
+    allows: tuple[str, ...] = ALLOWED_BY_DEFAULT
     keeps: float = 0.0  # seconds for which a process waits for the next message
 
     def own_folder(self) -> Path:
@@ -67,7 +68,9 @@ class NodeSettings:
         require_file_name(client, "--node-config: client")
         require(file_of(path)[0].exists(), f"site {client} has no data: there is no {file_of(path)[0]}.")
         folder = Path(str(given.get("folder") or Path("~/.fedadc/sites") / client)).expanduser()
-        allowed = tuple(name for name in str(given.get("allow", " ".join(ALLOWED[:2]))).split() if name != "nothing")
+        allowed = tuple(
+            name for name in str(given.get("allow", " ".join(ALLOWED_BY_DEFAULT))).split() if name != "nothing"
+        )
         if wrong := [name for name in allowed if name not in ALLOWED]:
             raise FedadcError(f"--node-config: allow must have {', '.join(ALLOWED)} or nothing, not {wrong[0]!r:.60}.")
         keep = given.get("keep", KEEP)
