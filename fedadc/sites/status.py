@@ -30,6 +30,7 @@ SHORT = {
 }  # fmt: skip
 EVERY_ROUND = ("train", "count")  # which are told only if they take long
 REMIND_EVERY = 60.0  # seconds
+TOLD = ("test_accuracy", "site_test_accuracy", "personal_accuracy", "train_loss")  # figures of a round
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Reporter:
         self._kind = activity.kind
 
     def round(self, record: dict[str, Any]) -> None:
-        found = [f"{name} {record[name]:.4g}" for name in ("test_accuracy", "accuracy", "train_loss") if name in record]
+        found = [f"{name} {record[name]:.4g}" for name in TOLD if name in record]
         left = timedelta(seconds=round(record["seconds"] * (self.rounds - record["round"])))
         found.append(f"{record['seconds']:.1f} s, about {left} left")
         self._tell(f"round {record['round']} of {self.rounds}: {', '.join(found)}")

@@ -112,10 +112,10 @@ def _train(
         federation.down()
     if (failure := read_failure(federation.run)) is not None:
         raise failure
-    lines = federation.run_log()[known:].splitlines()
-    if said := [line.partition("error: ")[2] for line in lines if "error: " in line]:
-        raise WorkersLost(said[-1])
     if not is_finished(federation.run, config):
+        lines = federation.run_log()[known:].splitlines()
+        if said := [line.partition("error: ")[2] for line in lines if "error: " in line]:
+            raise WorkersLost(said[-1])
         raise WorkersLost(
             f"the server of {federation.app} has ended after round {_last_round(federation.run / METRICS)}; "
             f"`fedadc federation up {shlex.quote(str(federation.app))}` goes on with it ({federation.folder / LOGS})."
