@@ -93,13 +93,13 @@ class LocalFederation:
         notes(f"{len(dealt.sites)} SuperNodes were started: {', '.join(list(dealt.sites)[:20])}")
         return self.start_run(address)
 
-    def start_link(self, address: str) -> subprocess.Popen[bytes]:
-        """Start the SuperLink, and wait until it listens."""
+    def start_link(self, address: str, database: str | None = None) -> subprocess.Popen[bytes]:
+        """Start the SuperLink, and wait until it listens. Its database is a file, so that it may be killed."""
         host, _, port = address.rpartition(":")
         require_free(int(port), host)
         words = ["--insecure", "--disable-runtime-dependency-installation", "--host", host, "--port", port]
         link = self.start_program(
-            "superlink", "flower-superlink", [*words, "--database", str(self.folder / "state.db")]
+            "superlink", "flower-superlink", [*words, "--database", database or str(self.folder / "state.db")]
         )
         until = time.monotonic() + START
         while not _listens(host, int(port)):
