@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
-from fedadc.errors import FedadcError, article, one_line, require
+from fedadc.errors import DataError, FedadcError, article, one_line, require
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
 from fedadc.objectives import CrossEntropy, Objective
@@ -40,9 +41,10 @@ from fedadc.training.agreement import agree
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Coordinator, Weighting
 from fedadc.training.ensembles import Ensembles
-from fedadc.training.faults import Faults
+from fedadc.training.faults import Faults, NormBound
 from fedadc.training.server import Server
 from fedadc.training.state import RunState
+from fedadc.training.trace import Trace, TracedMembers
 from fedadc.views.local_work import LocalWork
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,29 +108,37 @@ class Federation(ServerHalf):
         )  # fmt: skip
         self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
-        self._deal(_split(data, test, validation, self._data_seed), partition, clients)
+        trace = None if faults is None or faults.trace is None else Trace.read(Path(faults.trace))
+        self._deal(_split(data, test, validation, self._data_seed), partition, clients, trace)
         server = Server(with_objective(method, objective), ensembles or Ensembles())
         links = communication or Communication()
         self.agreement = agree(
             model, self.data.spec, server, work=local or LocalWork(), augment=augment or Augment(), uplink=links.uplink,
             seed=seed, channels_last=channels_last, device=resolve_device(str(device)), samples=self.data.train,
-            drift=self.evaluation.drift,
+            drift=self.evaluation.drift, bound=NormBound.of(faults or Faults()),
         )  # fmt: skip
         self.coordinator = Coordinator(
             self.agreement, self._roster(), cohort=cohort, selection=selection, weighting=weighting, faults=faults,
-            downlink=links.downlink, clock=clock,
+            downlink=links.downlink, clock=clock, members=None if trace is None else TracedMembers(trace),
         )  # fmt: skip
         self._build_engine(workers, cluster_of(engine, workers))
 
-    def _deal(self, data: Dataset, partition: Partition | None, clients: int | None) -> None:
-        """Decide which samples each client has."""
+    def _deal(self, data: Dataset, partition: Partition | None, clients: int | None, trace: Trace | None) -> None:
+        """Decide which samples each client has; with a trace, clients have the numbers that they have there."""
         self.data, self.clients = data, deal(data, partition, clients, self._data_seed)
         self._natural = isinstance(partition or default_partition(data, clients), Natural)
+        self._names = np.unique(data.owners) if self._natural and data.owners is not None else None
+        if trace is None:
+            return
+        names = list(map(str, range(len(self.clients)) if self._names is None else self._names))
+        strangers = [name for name in trace.names if name not in names]
+        require(not strangers, f"faults.trace: the data has no client {', '.join(strangers)[:60]}.", DataError)
+        self._names = np.array(trace.names)
+        self.clients = self.clients.in_order([names.index(name) for name in trace.names])
 
     def _roster(self) -> Roster:
         """What the server of this federation knows about its clients."""
-        names = np.unique(self.data.owners) if self._natural and self.data.owners is not None else None
-        return Roster(self.clients.sizes, names, self._label_counts)
+        return Roster(self.clients.sizes, self._names, self._label_counts)
 
     def _label_counts(self) -> Array:
         """The number of training samples per client and class, [clients, classes]."""

@@ -30,11 +30,13 @@ from fedadc.schedules import Constant
 from fedadc.server_half import ServerHalf
 from fedadc.training.agreement import Agreement, agree
 from fedadc.training.coordinator import Coordinator
+from fedadc.training.faults import Faults, NormBound
 from fedadc.training.server import Server
+from fedadc.training.trace import Trace
 
 # parameters of loaders and models that have a config key of their own or are filled in
-NOT_OPTIONS = {"data_dir", "path", "test", "held_out", "input_shape", "classes", "self"}
-FILLED_IN = {"data_dir", "held_out"}  # parameters of loaders that no config sets
+NOT_OPTIONS = {"data_dir", "path", "test", "held_out", "fit_on", "input_shape", "classes", "self"}
+FILLED_IN = {"data_dir", "held_out", "fit_on"}  # parameters of loaders that no config sets
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def prepare(
             augment=config.data.augment,
             evaluate=config.evaluate,
             storage=replace(config.storage, folder=_states_folder(config, out)),
-            faults=config.faults,
+            faults=_faults(config),
             ensembles=config.ensembles,
             communication=config.communication,
             clock=_clock(config),
@@ -148,6 +150,7 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
             device=device,
             samples=samples,
             drift=config.evaluate.drift,
+            bound=NormBound.of(config.faults),
         )
     _load_weights(config, agreement)
     return agreement
@@ -203,6 +206,11 @@ def _clock(config: Config) -> Clock | None:
     if clock is None or clock.trace is None:
         return clock
     return replace(clock, trace=str(config.file(clock.trace)))
+
+
+def _faults(config: Config) -> Faults:
+    trace = config.faults.trace
+    return config.faults if trace is None else replace(config.faults, trace=str(config.file(trace)))
 
 
 def _states_folder(config: Config, out: Path | None) -> str | None:
@@ -275,7 +283,9 @@ def _run_loader(config: Config, data_dir: str | Path | None, held_out: HeldOut) 
         if key not in parameters or key in FILLED_IN:
             raise unknown("data: key", key, {*parameters, *DataConfig.__dataclass_fields__} - FILLED_IN - {"options"})
         arguments[key] = leaf(hints[key], value, f"data.{key}") if key in hints else value
-    filled_in = {"data_dir": data_dir, "held_out": held_out}
+    trace = _faults(config).trace  # sites that join later do not change how data is encoded
+    first = None if trace is None else Trace.read(Path(trace)).first
+    filled_in = {"data_dir": data_dir, "held_out": held_out, "fit_on": first}
     arguments |= {name: value for name, value in filled_in.items() if name in parameters}
     for key, file in (("path", node.path), ("test", node.test if isinstance(node.test, str) else None)):
         require(file is None or key in parameters, f"data.{key} as a file does not apply to {node.name}.")

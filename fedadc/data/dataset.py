@@ -72,6 +72,11 @@ class Clients:
         """The number of samples of every client."""
         return np.diff(self.offsets)
 
+    def in_order(self, numbers: Sequence[int]) -> Clients:
+        """These clients only, in this order."""
+        indices = np.concatenate([self[number] for number in numbers])
+        return Clients(indices, np.concatenate([[0], np.cumsum(self.sizes[list(numbers)])]))
+
     def class_counts(self, y: Tensor, classes: int) -> Array:
         """The number of samples per client and class, [clients, classes]."""
         counts = np.empty((len(self), classes), dtype=np.int32 if len(self.indices) < 2**31 else np.int64)

@@ -45,6 +45,13 @@ class Roster:
         """The mean number of training samples over all clients."""
         return int(self.sizes.sum()) / len(self)
 
+    def first(self, count: int) -> Roster:
+        """The clients with the numbers below `count`."""
+        if count == len(self):
+            return self
+        names = None if self.given_names is None else self.given_names[:count]
+        return Roster(self.sizes[:count], names, None if self.reported is None else lambda: self.label_counts()[:count])
+
     def label_counts(self) -> Array:
         if self.reported is None:
             raise FedadcError("this selection needs label counts, which the clients do not report; use uniform.")

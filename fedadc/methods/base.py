@@ -90,6 +90,14 @@ class Method(Settings):
         """The new theta and server state from the mean upload (Algorithm 1, line 9)."""
         return theta - mean["delta"], server
 
+    def grown(self, theta: Vector, server: State, before: int, now: int) -> tuple[Vector, State]:
+        """Theta and server state when clients have joined: N was `before`, and is `now`.
+
+        Means over all clients become smaller, since a new client adds 0. These are the vectors that are tracked.
+        """
+        share = before / now
+        return theta, {name: server[name] * share for name in self.tracked if name in server}
+
     # The models that are evaluated.
     def evaluated(self, theta: Vector, server: State) -> dict[str, Vector]:
         """The models to evaluate, by name. A run is judged by the first; metrics of the others carry their name."""

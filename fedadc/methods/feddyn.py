@@ -69,6 +69,10 @@ class FedDyn(Method):
     def server_state(self, theta: Vector) -> State:
         return {"h": torch.zeros_like(theta)}
 
+    def grown(self, theta: Vector, server: State, before: int, now: int) -> tuple[Vector, State]:
+        h = server["h"] * (before / now)  # the mean of all h_k; a new client's is 0
+        return theta + (server["h"] - h) / self.alpha, {"h": h}  # the mean of the models, theta + h/α, stays
+
     def update(self, theta: Vector, server: State, mean: State, info: RoundInfo) -> tuple[Vector, State]:
         share = info.counted / info.clients  # share * mean over the cohort = sum over the cohort / N
         h = server["h"] + self.alpha * share * mean["delta"]

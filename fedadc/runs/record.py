@@ -77,7 +77,9 @@ def record_of(result: Round) -> dict[str, Any]:
     }
     if result.virtual_seconds is not None:
         values["virtual_seconds"] = result.virtual_seconds
-    values |= {k: list(v) for k in ("dropped", "slow", "skipped", "events") if (v := getattr(result, k))}
+    values |= {
+        k: list(v) for k in ("dropped", "slow", "skipped", "joined", "absent", "events") if (v := getattr(result, k))
+    }
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 

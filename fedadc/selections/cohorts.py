@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedadc.data.dataset import Array
@@ -28,6 +30,32 @@ class Cohorts:
             nearby = {t: c for t, c in self._cache.items() if abs(t - round) <= CACHED_ROUNDS}
             self._cache = nearby | {round: cohort}
         return self._cache[round].copy()
+
+
+class ChangingCohorts:
+    """The cohort of every round where clients join, leave and return: it is drawn from those that are present."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        roster_at: Callable[[int], Roster],
+        present: Callable[[int], Array],
+        size_of: Callable[[int], int],  # the number of clients that are present -> the size of the cohort
+        seed: int,
+    ) -> None:
+        self.selection, self.roster_at, self.present, self.size_of, self.seed = (
+            selection, roster_at, present, size_of, seed,
+        )  # fmt: skip
+
+    def __call__(self, round: int) -> Array:
+        here, roster, seed = self.present(round), self.roster_at(round), self.seed
+        size = self.size_of(len(here))
+        choose = self.selection.chooser(
+            len(here), size, lambda: roster.label_counts()[here], generator(seed, "selection")
+        )
+        chosen = choose(generator(seed, "cohort", round))
+        cohort: Array = here[cohort_of(chosen, len(here), size, type(self.selection).__name__)]
+        return cohort
 
 
 def cohort_of(chosen: Array, clients: int, size: int, source: str) -> Array:

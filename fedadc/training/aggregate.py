@@ -25,7 +25,7 @@ class ClientReport:
     weight: float
     loss: float
     sent: Bytes
-    finite: bool  # upload and new state are finite; if not, neither takes effect
+    finite: bool  # upload and new state are finite and not too large; if not, neither takes effect
     drift: ClientDrift | None = None  # of a finite update, with `evaluate.drift`
     state: State | None = None  # the client's new state, in a simulation; None: the client keeps it
 
@@ -45,7 +45,10 @@ class PartialSum:
 def received(agreement: Agreement, result: ClientResult, weight: float) -> PartialSum:
     """What the server reads from a client's result: its upload, decoded and weighted, and a report."""
     upload = agreement.decoded(result.upload)
-    finite = result.finite and all_finite(upload)
+    finite = weight > 0 and result.finite and all_finite(upload)
+    if finite and agreement.bound is not None:
+        bounded = agreement.bound.bounded(upload)
+        upload, finite = bounded or upload, bounded is not None
     drift, unit = drift_of(result.distance, upload) if agreement.drift and finite else (None, {})
     sent = agreement.bytes_of(result.upload)
     report = ClientReport(result.client, weight, result.loss, sent, finite, drift, result.state)

@@ -24,6 +24,7 @@ from fedadc.methods.base import Method
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector, vector_like
+from fedadc.training.faults import NormBound
 from fedadc.training.server import Server
 from fedadc.views.local_work import LocalWork
 
@@ -45,6 +46,7 @@ class Agreement:
     uplink: Uplink
     seed: int
     drift: bool = False  # clients measure how far they drift, and the server collects it
+    bound: NormBound | None = None  # of the uploads that the server reads; clients need not know it
 
     @property
     def method(self) -> Method:
@@ -133,6 +135,7 @@ def agree(
     device: torch.device | str = "cpu",
     samples: Samples | None = None,
     drift: bool = False,
+    bound: NormBound | None = None,
 ) -> Agreement:
     """Check that a module works on data of this kind, and build an agreement; the module itself is not changed.
 
@@ -149,7 +152,7 @@ def agree(
     agreement = Agreement(
         model=flat, start=flat.theta.clone(), example=example.to(flat.device), server=server, work=work,
         classes=len(spec.classes), inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
-        seed=seed, drift=drift,
+        seed=seed, drift=drift, bound=bound,
     )  # fmt: skip
     require(
         server.method.federated or uplink.exact,

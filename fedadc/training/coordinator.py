@@ -5,6 +5,9 @@ It knows the agreement and a roster of the clients. It has no sample, and no cli
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from numbers import Integral, Real
 from typing import Literal
 
@@ -12,15 +15,17 @@ from fedadc.communication.clock import Clock
 from fedadc.communication.downlinks import Downlink, Pull
 from fedadc.communication.ledger import sizes
 from fedadc.communication.network import Network
+from fedadc.data.dataset import Array
 from fedadc.data.roster import Roster
 from fedadc.errors import require
 from fedadc.fields.summary import summary
 from fedadc.rng import generator
 from fedadc.selections import Selection, Uniform
-from fedadc.selections.cohorts import Cohorts
+from fedadc.selections.cohorts import ChangingCohorts, Cohorts
 from fedadc.training.agreement import Agreement
 from fedadc.training.client_states import ClientStates, Storage, Store
 from fedadc.training.faults import Faults
+from fedadc.training.members import Members
 from fedadc.training.replica import ServerReplica
 from fedadc.training.server import Server
 from fedadc.training.state import RunState
@@ -43,18 +48,43 @@ class Coordinator:
         faults: Faults | None = None,
         downlink: Downlink | None = None,
         clock: Clock | None = None,
+        members: Members | None = None,  # who takes part in every round; None: all clients
     ) -> None:
         require(weighting in ("uniform", "samples"), f"weighting must be uniform or samples, not {weighting!r}.")
         self.agreement, self.roster, self.weighting = agreement, roster, weighting
-        self.faults = faults or Faults()
+        self.faults, self.members = faults or Faults(), members or Members(len(roster))
         self.cohort = _cohort_size(cohort, len(roster))
-        self.select = Cohorts(selection or Uniform(), roster, self.cohort, agreement.seed)
+        self.select = self._cohorts(selection or Uniform(), cohort)
         self._check_settings()
         self.downlink = self.server.downlink(agreement.start)  # names of the server vectors that are sent with theta
         self.network = self._network(downlink or Pull(), clock)
+        require(
+            self.members.fixed or not self.network.downlink.tracks,
+            f"communication.downlink: {type(self.network.downlink).__name__.lower()} needs the same clients in every "
+            "round, but here clients join or are absent; use pull.",
+        )
         self.replica = None
         if self.network.downlink.tracks:
             self.replica = ServerReplica.of(self.server, self.downlink, self.network.downlink, agreement.start)
+
+    def _cohorts(self, selection: Selection, cohort: int | float | None) -> Callable[[int], Array]:
+        """The cohort of every round, drawn from the clients that are present."""
+        seed, members = self.agreement.seed, self.members
+        if members.fixed:
+            return Cohorts(selection, self.roster, self.cohort, seed)
+        return ChangingCohorts(selection, self.roster_at, members.present, partial(_present_cohort, cohort), seed)
+
+    def roster_at(self, round: int) -> Roster:
+        """The clients that have joined until this round."""
+        return self.roster.first(self.members.count(round))
+
+    def at_start_of(self, round: int, state: RunState) -> RunState:
+        """The state when a round begins: if clients have joined, means over all clients change."""
+        before, now = self.members.count(max(1, round - 1)), self.members.count(round)
+        if before == now:
+            return state
+        theta, server = self.server.grown(state.theta, state.server, before, now)
+        return replace(state, theta=theta, server=server)
 
     def __repr__(self) -> str:
         facts = {"agreement": self.agreement, "roster": self.roster, "cohort": self.cohort, "weighting": self.weighting}
@@ -73,7 +103,7 @@ class Coordinator:
             agreement.work,
             self.roster.sizes,
             self.weighting,
-            agreement.uplink.exact,
+            agreement.uplink.exact and (agreement.bound is None or not agreement.bound.clips),
             self.server.ensembles.resets,
         )
         method.check(setup)
@@ -108,6 +138,12 @@ class Coordinator:
             and self.network.fits(state.links)
             and (not some or kept <= some.keys())
         )
+
+
+def _present_cohort(cohort: int | float | None, present: int) -> int:
+    """The cohort among the clients that are present: a share of them, or at most all of them."""
+    fewer = isinstance(cohort, Integral) and cohort > present
+    return present if fewer else _cohort_size(cohort, present)
 
 
 def _cohort_size(cohort: int | float | None, clients: int) -> int:

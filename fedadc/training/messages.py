@@ -25,7 +25,7 @@ class ClientTask:
 
     client: int
     steps: int  # H, its own
-    weight: float = 1.0  # of its upload in the mean; it stays at the server
+    weight: float = 1.0  # of its upload in the mean; it stays at the server. 0: as if its update were not finite
     counted: int = 0  # the last round whose new state of this client took effect; 0: none
 
 

@@ -47,17 +47,20 @@ def train(coordinator: Coordinator, run_clients: RunClients, rounds: int, state:
 def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon: int, state: RunState) -> Round:
     """Select a cohort, send, train its clients, add up in cohort order, update."""
     began = time.perf_counter()
-    work, roster, seed = coordinator.agreement.work, coordinator.roster, coordinator.agreement.seed
+    work, seed = coordinator.agreement.work, coordinator.agreement.seed
     lr = work.lr_of(t, horizon)
     chosen = coordinator.select(t)
+    roster, members = coordinator.roster_at(t), coordinator.members
+    state = coordinator.at_start_of(t, state)
     sizes = roster.sizes[chosen]
     dropped, slow, steps = coordinator.faults.draw(chosen, work.count_steps(sizes), seed, t)
+    dropped = dropped | np.isin(chosen, list(members.dropped(t)))
     cohort = _cohort_order(chosen, steps)
     reporting = dict(zip(chosen[~dropped].tolist(), steps[~dropped].tolist(), strict=True))
 
     vectors = {name: state.server[name] for name in coordinator.downlink}
     broadcast = ServerBroadcast(t, lr, state.theta, vectors, roster.mean_samples)
-    uploads = _Uploads(coordinator, t, state.clients)
+    uploads = _Uploads(coordinator, t, state.clients, len(roster))
     for part in run_clients(broadcast, _tasks(coordinator, cohort, reporting, state), state.clients):
         uploads.add(part)
     lost = [client for client in reporting if client not in uploads.sent]  # an engine may lose clients
@@ -77,6 +80,7 @@ def one_round(coordinator: Coordinator, run_clients: RunClients, t: int, horizon
     return Round(
         t, lr, uploads.loss, tuple(cohort.tolist()), ledger, samples, seconds, after, drift,
         dropped=tuple(chosen[~done].tolist()), slow=tuple(chosen[slow].tolist()), skipped=tuple(uploads.skipped),
+        joined=members.joined(t), absent=members.absent(t),
     )  # fmt: skip
 
 
@@ -87,10 +91,10 @@ def _cohort_order(cohort: Array, steps: Array) -> Array:
 
 def _tasks(coordinator: Coordinator, cohort: Array, steps: Mapping[int, int], state: RunState) -> list[ClientTask]:
     """A task for each client of a cohort that will report, in cohort order."""
-    by_samples = coordinator.weighting == "samples"
+    by_samples, skipped = coordinator.weighting == "samples", coordinator.members.skipped(state.round + 1)
     weights = coordinator.roster.sizes[cohort].tolist() if by_samples else [1.0] * len(cohort)
     return [
-        ClientTask(client, steps[client], float(weight), state.clients.counted(client))
+        ClientTask(client, steps[client], 0.0 if client in skipped else float(weight), state.clients.counted(client))
         for client, weight in zip(cohort.tolist(), weights, strict=True)
         if client in steps
     ]
@@ -103,6 +107,7 @@ class _Uploads:
     coordinator: Coordinator
     round: int
     known: ClientStates  # before the round
+    clients: int  # N
     sent: dict[int, Bytes] = field(default_factory=dict)  # by each client
     states: dict[int, StateHandle] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
@@ -110,7 +115,7 @@ class _Uploads:
     drift: RoundDrift = field(default_factory=RoundDrift)
 
     def __post_init__(self) -> None:
-        self._sum = OrderedMean(self.coordinator.server.method.tracked, len(self.coordinator.roster))
+        self._sum = OrderedMean(self.coordinator.server.method.tracked, self.clients)
 
     def add(self, part: PartialSum) -> None:
         self._sum.add(part)
@@ -138,7 +143,8 @@ class _Uploads:
     def mean(self) -> State | None:
         """The mean upload; None if no upload is counted."""
         if self.skipped and not self.counted:
-            raise Diverged(f"round {self.round}: no client's update is finite, training has diverged; {IF_DIVERGED}")
+            usable = self.coordinator.faults.usable
+            raise Diverged(f"round {self.round}: no client's update is {usable}, training has diverged; {IF_DIVERGED}")
         return self._sum.result() if self.counted else None
 
     def drift_metrics(self, mean: State | None, server: State) -> Metrics:
@@ -158,7 +164,8 @@ def with_events(stream: Iterable[Round], take_events: Callable[[], tuple[str, ..
 def _require_may_skip(faults: Faults, where: str) -> None:
     if faults.bad_update == "stop":
         raise Diverged(
-            f"{where}: its update is not finite; faults.bad_update=skip would continue without it, or {IF_DIVERGED}"
+            f"{where}: its update is not {faults.usable}; faults.bad_update=skip would continue without it, or "
+            f"{IF_DIVERGED}"
         )
 
 

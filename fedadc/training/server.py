@@ -70,6 +70,12 @@ class Server:
         owners = (self.method.server_state, self.method.objective.server_state, self.ensembles.start)
         return canonical({name: vector for of in owners for name, vector in of(theta).items()})
 
+    def grown(self, theta: Vector, server: State, before: int, now: int) -> tuple[Vector, State]:
+        """Theta and state when the number of all clients has grown."""
+        name = f"{type(self.method).__name__}.grown"
+        after, state = pair_of(self.method.grown(theta, server, before, now), name)
+        return vector_like(after, theta, name), canonical({**server, **state_of(state, name)})
+
     def updated(self, theta: Vector, server: State, mean: State | None, info: RoundInfo) -> tuple[Vector, State]:
         """Theta and state after a round. Without a mean, no upload was counted: only the ensembles move on."""
         if mean is None:

@@ -42,6 +42,8 @@ class Round:
     dropped: tuple[int, ...] = ()  # clients that never reported (`faults.drop`)
     slow: tuple[int, ...] = ()  # clients that did fewer steps (`faults.slow`)
     skipped: tuple[int, ...] = ()  # clients whose updates were not finite
+    joined: tuple[int, ...] = ()  # clients that joined before this round (real sites)
+    absent: tuple[int, ...] = ()  # clients that could not be chosen (real sites)
     events: tuple[str, ...] = ()  # e.g. a worker that died
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from fedadc.methods import METHODS, FedADC, FedAvg, FedDyn, LocalOnly, Method, S
 from fedadc.models import MLP
 from fedadc.training.aggregate import BLOCK_LENGTH
 from fedadc.training.faults import Faults, all_finite
+from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.state import Round
 from fedadc.views.local_work import LocalWork
 
@@ -268,3 +269,47 @@ def test_finite_is_told_from_a_sum_that_overflows() -> None:
             assert not all_finite({"fine": torch.ones(3), "v": v})
     both = torch.tensor([float("inf"), -float("inf")])
     assert not all_finite({"v": both}) and all_finite({}) and all_finite({"n": torch.arange(4)})
+
+
+# --- updates that are too large --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_delta_beyond_the_bound_is_scaled_down_to_it(workers: int) -> None:
+    free, limit = federation(FedAvg(), cohort=1), 0.05
+    bounded = federation(FedAvg(), Faults(max_norm=limit), cohort=1, workers=workers)
+    start = free.start().theta
+    delta = start - finished(free, 1)[0].state.theta
+    clipped = start - finished(bounded, 1)[0].state.theta
+    assert delta.norm() > limit
+    assert torch.allclose(clipped, delta * (limit / delta.norm()), atol=1e-15)
+    loose = finished(federation(FedAvg(), Faults(max_norm=1e6)), 3)[-1]
+    assert torch.equal(loose.state.theta, finished(federation(FedAvg()), 3)[-1].state.theta)
+
+
+def test_a_client_beyond_the_bound_is_left_out_if_asked_for() -> None:
+    norms = []
+    one = federation(FedAvg(), cohort=None)
+    for client in range(CLIENTS):
+        steps = int(steps_of(one, np.array([client]))[0])
+        broadcast = ServerBroadcast(1, 0.1, one.start().theta, {}, 1.0)
+        norms.append(float(one.simulated.train(broadcast, ClientTask(client, steps), None).sum["delta"].norm()))
+    limit = sorted(norms)[CLIENTS // 2]
+    (result,) = finished(federation(FedAvg(), Faults(max_norm=limit, too_large="skip"), cohort=None), 1)
+    assert {*result.skipped} == {k for k, norm in enumerate(norms) if norm > limit} != set()
+    with pytest.raises(FedadcError, match=r"no client's update is finite and within faults\.max_norm"):
+        finished(federation(FedAvg(), Faults(max_norm=1e-9, too_large="skip")), 1)
+    with pytest.raises(FedadcError, match=r"its update is not finite and within faults\.max_norm; faults\.bad_update"):
+        finished(federation(FedAvg(), Faults(max_norm=limit, too_large="skip", bad_update="stop"), cohort=None), 1)
+
+
+def test_feddyn_refuses_clipping_since_its_clients_keep_what_they_sent() -> None:
+    with pytest.raises(FedadcError, match="feddyn needs uncompressed deltas"):
+        federation(FedDyn(), Faults(max_norm=1.0))
+    finished(federation(FedDyn(), Faults(max_norm=1.0, too_large="skip")), 1)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("inf"), float("nan")])
+def test_a_bound_must_be_positive_and_finite(bad: float) -> None:
+    with pytest.raises(FedadcError, match="max_norm must be positive and finite"):
+        Faults(max_norm=bad)

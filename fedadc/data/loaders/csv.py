@@ -111,14 +111,19 @@ def csv_table(
     drop: list[str] | None = None,
     scale: dict[str, list[float]] | None = None,
     held_out: HeldOut = NOTHING,
+    fit_on: Collection[str] | None = None,  # clients whose rows settle the encoding; None: all
 ) -> Dataset:
     """your own table: a CSV file with a label column and, optionally, a client column"""
     table, scale = read_table(path, label, client, drop, scale), scale or {}
     rows = table.split(held_out)
-    summary = merge(table.summaries(rows.train))
+    fitted = rows.train
+    if fit_on is not None and table.owners is not None:
+        fitted = fitted[np.isin(table.owners[fitted], list(fit_on))]
+        require(len(fitted) > 0, f"{path} has no training rows of {', '.join(fit_on)[:60]}.", DataError)
+    summary = merge(table.summaries(fitted))
     refuse_stray_texts(summary, scale, table.locate)
     if summary.mixed:
-        summary = merge(table.summaries(rows.train, as_text=summary.mixed))
+        summary = merge(table.summaries(fitted, as_text=summary.mixed))
     encoding = fit_encoding(summary, table, scale)
     samples = table.samples(encoding)
     data = from_arrays(samples.x, samples.y, owners=table.owners, name=path.name)
