@@ -31,6 +31,7 @@ from fedadc.server_half import ServerHalf
 from fedadc.training.agreement import Agreement, agree
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.faults import Faults, NormBound
+from fedadc.training.members import Members
 from fedadc.training.server import Server
 from fedadc.training.trace import Trace
 
@@ -163,7 +164,9 @@ def _load_weights(config: Config, agreement: Agreement) -> None:
         agreement.load_weights(read_weights(path), str(path))
 
 
-def build_coordinator(config: Config, agreement: Agreement, roster: Roster) -> Coordinator:
+def build_coordinator(
+    config: Config, agreement: Agreement, roster: Roster, members: Members | None = None
+) -> Coordinator:
     """The server's half, from a `complete` config; it needs no data."""
     with words_of_the_config(config):
         return Coordinator(
@@ -175,6 +178,7 @@ def build_coordinator(config: Config, agreement: Agreement, roster: Roster) -> C
             faults=config.faults,
             downlink=config.communication.downlink,
             clock=_clock(config),
+            members=members,
         )
 
 

@@ -153,6 +153,10 @@ class FederationConfig(Settings):
     sites: int | tuple[str, ...] | None = None  # how many take part, or their names in the order of their numbers
     evaluate: Literal["sites", "server", "both"] = "sites"  # who has test data: the sites hold out theirs
     patience: float = 600.0  # seconds to wait for a site before the run ends with a checkpoint
+    quorum: float | None = None  # share of a cohort whose uploads are enough at the deadline; None: all must answer
+    deadline: float | None = None  # seconds until a round ends; None: `patience`
+    retries: int = 0  # how often sites that have not answered are asked again, if there is no quorum at the deadline
+    open: bool = False  # whether sites may join and leave between rounds
     at_once: int | None = None  # how many sites work at the same time; None: all that are asked
     personalize: PersonalConfig | None = None  # None: the sites get the final model as it is
 
@@ -164,6 +168,11 @@ class FederationConfig(Settings):
             twice = [name for name in self.sites if self.sites.count(name) > 1]
             require(not twice, f"sites has the name {twice[0] if twice else ''} twice.")
         require(0 < self.patience < math.inf, f"patience must be above 0 seconds and finite, not {self.patience}.")
+        require(self.quorum is None or 0 < self.quorum <= 1, f"quorum must be a share in (0, 1], not {self.quorum}.")
+        require(not self.open or self.quorum is not None, "open needs a quorum: sites may leave during a round.")
+        valid = self.deadline is None or 0 < self.deadline < math.inf
+        require(valid, f"deadline must be above 0 seconds and finite, not {self.deadline}.")
+        require(0 <= self.retries <= 1000, f"retries must be in 0..1000, not {self.retries}.")
         require(self.at_once is None or self.at_once >= 1, f"at_once must be a number from 1 on, not {self.at_once}.")
 
 

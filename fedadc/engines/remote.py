@@ -13,15 +13,23 @@ from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.training.wire import Wire
 
-Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes | None]]
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """No answer came, or none that is accepted, and why."""
+
+    reason: str
+
+
+Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes | NoAnswer | None]]
 
 
 @dataclass
 class Remote:
     """Runs the clients' half of a round wherever `exchange` carries the messages.
 
-    `exchange` gets (client, message) of each client and yields their answers in the same order; None: no answer came. A
-    client without an answer, or with one that cannot be read, is dropped from the round.
+    `exchange` gets (client, message) of each client and yields their answers in the same order; None or `NoAnswer`:
+    none came. A client without an answer, or with one that cannot be read, is dropped from the round.
     """
 
     agreement: Agreement
@@ -39,13 +47,17 @@ class Remote:
         first: State = {}  # the first upload of the round: all others must have its names and shapes
         for task, answer in zip(tasks, self.exchange(messages), strict=True):
             try:
-                require(answer is not None, "no answer came")
-                result, keeps_state = self._wire.read_result(answer or b"", broadcast.round, task)
+                if not isinstance(answer, bytes):
+                    raise FedadcError("no answer came" if answer is None else answer.reason)
+                result, keeps_state = self._wire.read_result(answer, broadcast.round, task)
                 first = first or result.upload
                 part = self._read(result, task.weight, first)
             except FedadcError as error:
                 self._events.record(f"round {broadcast.round}, client {task.client}: {one_line(error)}; it is left out")
                 continue
+            if not part.reports[0].finite:
+                where = f"round {broadcast.round}, client {task.client}"
+                self._events.record(f"{where}: its update is not finite, or too large; it is left out")
             yield PartialSum(part.sum, [replace(part.reports[0], state=None if keeps_state else {})])
 
     def _read(self, result: ClientResult, weight: float, first: State) -> PartialSum:

@@ -43,7 +43,9 @@ from fedadc.runs.layout import (
     RAY_LOGS,
     REPLACED,
     SEAL,
+    SITES,
     STATES,
+    TRACE,
     is_checkpoints,
     is_personal,
     model_file,
@@ -57,7 +59,7 @@ from fedadc.training.state import Metrics, Round
 from fedadc.training.state_files import remove_temporary_folders
 
 log = logging.getLogger("fedadc")
-FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT, SEAL)
+FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT, SEAL, TRACE, SITES)
 
 
 class MetricsFile:

@@ -3,6 +3,8 @@
 RUN/config.yaml                             the complete config
 RUN/metrics.jsonl                           one record per round
 RUN/environment.json                        what the result depends on besides the config
+RUN/trace.jsonl                             real sites: who joined, was absent or did not count, for faults.trace
+RUN/sites.json                              real sites: what was agreed on, with the sites that have joined later
 RUN/seal.json                               the user code that the run has loaded, sealed with its user's key
 RUN/model.safetensors                       the final model by which the run is judged
 RUN/model-NAME.safetensors                  other final models: ensembles, FedDyn's server model
@@ -31,6 +33,7 @@ from fedadc.training.state_files import FOLDER_PREFIX as STATES
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
 SEAL = "seal.json"
+TRACE, SITES = "trace.jsonl", "sites.json"
 REPLACED = ".replaced-"  # a prefix
 RAY_LOGS = "ray-logs"
 
@@ -64,7 +67,9 @@ __all__ = [
     "RAY_LOGS",
     "REPLACED",
     "SEAL",
+    "SITES",
     "STATES",
+    "TRACE",
     "checkpoint_name",
     "client_state_file",
     "foreign_in_personal",

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, WorkersLost, require
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, NotSent, Packet
+from fedadc.sites.packets import PROBLEM, Kind, Lost, NotSent, Packet
 from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
 REFUSAL_ARRIVES = 15.0  # seconds, at most
-WINDOW = 8  # answers that are fetched ahead of their turn
 
 
 class Transport(Protocol):
@@ -42,17 +41,18 @@ class Refused(FedadcError):
     """A site has refused a request."""
 
 
-@dataclass
-class _Request:
-    name: str
-    packet: Packet
-    number: str | None = None  # None: it is not sent
-    node: int = 0
-    joined_again: bool = False
+@dataclass(frozen=True)
+class _Unwanted:
+    """An answer that is refused when it comes."""
+
+    name: str  # of the site
+    node: int
+    what: str
+    late: bool  # False: it is the second answer to one request
 
 
 class SiteConnections:
-    """Knows which node has which client. `ask` waits for every answer, also while a site starts again."""
+    """Knows which node has which client."""
 
     def __init__(
         self,
@@ -60,8 +60,9 @@ class SiteConnections:
         patience: float,
         watch: Callable[[Activity], None] = lambda activity: None,
         at_once: int | None = None,  # requests that are open at the same time; None: any number
+        open: bool = False,  # whether sites may join later
     ) -> None:
-        self.transport, self.patience, self.watch = transport, patience, watch
+        self.transport, self.patience, self.watch, self.open = transport, patience, watch, open
         self.at_once = sys.maxsize if at_once is None else at_once
         self.events = EventLog()
         self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
@@ -72,50 +73,57 @@ class SiteConnections:
         self._problems: list[tuple[str, str]] = []  # sites that cannot take part, and why
         self._refusals: list[str] = []  # numbers of messages to sites that were refused
         self._joining = True  # until all sites were found
+        self.roster: tuple[str, ...] | None = None  # names of the sites that take part, once they are known
+        self._unwanted: dict[str, _Unwanted] = {}  # by the number of the message
 
-    def wait_for(self, wanted: Sequence[str] | int) -> list[str]:
-        """Wait until these sites, or so many, are connected; returns their names in order."""
+    def wait_for(
+        self, wanted: Sequence[str] | int, enough: int | None = None, within: float | None = None
+    ) -> list[str]:
+        """Wait until these sites, or so many, are connected; returns their names in order.
+
+        If `enough` is given, that many will do after `within` seconds.
+        """
         try:
-            return self._wait_for(wanted)
+            return self._wait_for(wanted, enough, self.patience if within is None else within)
         except FedadcError:
             self._await_refusals()
             raise
 
-    def _wait_for(self, wanted: Sequence[str] | int) -> list[str]:
-        until = time.monotonic() + self.patience
+    def _wait_for(self, wanted: Sequence[str] | int, enough: int | None, within: float) -> list[str]:
+        self.roster = None if isinstance(wanted, int) else tuple(wanted)
+        began, total = time.monotonic(), wanted if isinstance(wanted, int) else len(wanted)
         while True:
-            self._look()
+            self.look()
             for name, problem in self._problems:
                 require(not isinstance(wanted, int) and name not in wanted, problem, Refused)
-            if not isinstance(wanted, int):
-                self._refuse_strangers(wanted)
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
-            total = wanted if isinstance(wanted, int) else len(wanted)
             absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in self.found)
             self.watch(Activity(JOIN, total, len(names), absent, tuple(sorted(self.found))))
-            missing = total - len(names)
-            if missing <= 0:
+            waited = time.monotonic() - began
+            if len(names) >= total or (enough is not None and len(names) >= enough and waited > within):
                 require(
                     not isinstance(wanted, int) or len(names) == wanted,
                     f"{len(names)} sites are connected, but federation.sites is {wanted}: {', '.join(names)}.",
                 )
-                self._joining = False
-                return names if isinstance(wanted, int) else list(wanted)
-            if time.monotonic() > until:
-                those = f"site {', '.join(absent)}" if absent else f"{missing} of {total} sites"
+                self._joining, self.roster = False, self.roster or tuple(names)
+                return names
+            if waited > self.patience:
+                those = f"site {', '.join(absent)}" if absent else f"{total - len(names)} of {total} sites"
                 others = f"; {self._problems[0][1]}" if self._problems else "."
                 raise WorkersLost(f"{those} did not connect within {self.patience:g} seconds{others}")
             time.sleep(LOOK_AGAIN)
 
-    def _look(self) -> None:
-        """Ask new nodes for their names, and forget those that are gone."""
+    def look(self) -> None:
+        """Ask new nodes for their names, forget those that are gone, and refuse what came too late."""
+        self._refuse_unwanted()
         nodes = set(self.transport.nodes())
         new = sorted(nodes - self._asked.keys() - self._known)
         for node in new[: max(0, self.at_once - len(self._asked))]:
-            if (number := self._sent(node, "hello", self.hello)) is not None:
+            if (number := self.sent(node, "hello", self.hello)) is not None:
                 self._asked[node] = number
         self._asked = {node: number for node, number in self._asked.items() if node in nodes}
         self._known &= nodes
+        self._unwanted = {number: u for number, u in self._unwanted.items() if u.node in nodes}
         self.found = {name: node for name, node in self.found.items() if node in nodes}
         answers = self.transport.receive(list(self._asked.values())) if self._asked else {}
         for node, number in list(self._asked.items()):
@@ -127,10 +135,12 @@ class SiteConnections:
                 continue
             self._known.add(node)
             self._add(str(answer.facts.get("client", "")), node, answer)
+        if self.roster is not None and not self.open:
+            self._refuse_strangers(self.roster)
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
         if PROBLEM in answer.facts:
-            self._problems.append((name, _problem(name, answer)))
+            self._problems.append((name, problem_of(name, answer)))
             self.events.record(f"a site cannot take part: {self._problems[-1][1]}")
             return
         if self.found.get(name, node) != node and self._joining:
@@ -144,7 +154,7 @@ class SiteConnections:
     def _refuse(self, node: int, reason: str) -> None:
         """Tell a site that it does not take part."""
         self.events.record(f"a site was refused: {reason}")
-        if (number := self._sent(node, "refuse", Packet({"reason": reason}))) is not None:
+        if (number := self.sent(node, "refuse", Packet({"reason": reason}))) is not None:
             self._refusals.append(number)
 
     def _await_refusals(self) -> None:
@@ -154,82 +164,49 @@ class SiteConnections:
             waiting -= self.transport.receive(list(waiting)).keys()
             time.sleep(LOOK_AGAIN)
 
+    def newcomers(self) -> list[str]:
+        """Sites that are connected and wish to join."""
+        return sorted(self.found.keys() - set(self.roster or ()))
+
+    def turn_away(self, name: str, reason: str) -> None:
+        """Refuse a site that wishes to join."""
+        self._refuse(self.found.pop(name), reason)
+
     def _refuse_strangers(self, roster: Sequence[str]) -> None:
         for name in [name for name in self.found if name not in roster]:
             self._refuse(self.found.pop(name), f"{name} is not in federation.sites ({', '.join(roster)[:200]}).")
 
-    def ask(
-        self, kind: Kind, requests: Iterable[tuple[str, Packet]], agree: Callable[[str], None] | None = None
-    ) -> Iterator[Packet]:
-        """The answers of these sites, in the same order; `agree` lets a site join again that has nothing of the run."""
-        waiting = [_Request(name, packet) for name, packet in requests]
-        answers: dict[str, Packet] = {}
-        since = time.monotonic()
-        position = 0
-        while position < len(waiting):
-            self._send(kind, waiting[position:], answers)
-            self._tell(kind, waiting, position, answers)
-            if self._fetch(waiting[position : position + WINDOW], answers):
-                since = time.monotonic()
-            name = waiting[position].name
-            if name in answers:
-                answer = answers.pop(name)
-                if answer.facts.get(NOT_JOINED) and agree is not None and not waiting[position].joined_again:
-                    agree(name)
-                    waiting[position] = _Request(name, waiting[position].packet, joined_again=True)
-                    continue
-                yield _checked(name, answer)
-                position, since = position + 1, time.monotonic()
-                continue
-            if time.monotonic() - since > self.patience:
-                raise WorkersLost(f"site {name} has not answered for {self.patience:g} seconds.")
-            time.sleep(LOOK_AGAIN)
-
-    def _tell(self, kind: Kind, waiting: Sequence[_Request], position: int, answers: Collection[str]) -> None:
-        missing = tuple(request.name for request in waiting[position:] if request.name not in answers)
-        connected = tuple(sorted(self.found))
-        self.watch(Activity(kind, len(waiting), len(waiting) - len(missing), missing, connected))
-
-    def _send(self, kind: Kind, waiting: Sequence[_Request], answers: Collection[str]) -> None:
-        if any(request.number is None for request in waiting):
-            self._look()
-        open_requests = sum(request.number is not None and request.name not in answers for request in waiting)
-        for request in waiting:
-            node = self.found.get(request.name)
-            if request.number is None and node is not None and open_requests < self.at_once:
-                open_requests += 1
-                request.number, request.node = self._sent(node, kind, request.packet), node
-
-    def _sent(self, node: int, kind: Kind, packet: Packet) -> str | None:
+    def sent(self, node: int, kind: Kind, packet: Packet) -> str | None:
         try:
             return self.transport.send(node, kind, packet)
         except NotSent as error:
             self.events.record(f"a message could not be sent ({error}); it is sent again")
             return None
 
-    def _fetch(self, waiting: Sequence[_Request], answers: dict[str, Packet]) -> bool:
-        """Take what has come; a request whose answer is lost is sent again."""
-        open_requests = {r.number: r for r in waiting if r.number is not None and r.name not in answers}
-        came = self.transport.receive(list(open_requests)) if open_requests else {}
-        for number, answer in came.items():
-            request = open_requests[number]
-            if isinstance(answer, Lost):
-                self.events.record(f"site {request.name} was lost ({answer.reason}); it is asked again")
-                request.number = None
-                if self.found.get(request.name) == request.node:
-                    del self.found[request.name]
-                    self._known.discard(request.node)
-            else:
-                answers[request.name] = answer
-        return any(isinstance(answer, Packet) for answer in came.values())
+    def forget(self, name: str, node: int, reason: str) -> None:
+        """A message to a node was lost; the site is found again when it answers as this node or as another."""
+        self.events.record(f"site {name} was lost ({reason}); it is asked again")
+        if self.found.get(name) == node:
+            del self.found[name]
+            self._known.discard(node)
+
+    def refuse_later(self, messages: Mapping[str, int], name: str, what: str, late: bool) -> None:
+        """Refuse the answers to these messages (number -> node) whenever they come; until then, a late site is busy."""
+        self._unwanted |= {number: _Unwanted(name, node, what, late) for number, node in messages.items()}
+
+    @property
+    def busy(self) -> set[str]:
+        """Sites that are still at work on something that is no longer waited for."""
+        return {unwanted.name for unwanted in self._unwanted.values() if unwanted.late}
+
+    def _refuse_unwanted(self) -> None:
+        for number, answer in (self.transport.receive(list(self._unwanted)) if self._unwanted else {}).items():
+            unwanted = self._unwanted.pop(number)
+            if isinstance(answer, Packet):
+                too_late = " came too late and" if unwanted.late else ""
+                self.events.record(f"{unwanted.what} of site {unwanted.name}{too_late} is refused")
 
 
-def _checked(name: str, answer: Packet) -> Packet:
-    if PROBLEM in answer.facts:
-        raise Refused(_problem(name, answer))
-    return answer
-
-
-def _problem(name: str, answer: Packet) -> str:
+def problem_of(name: str, answer: Packet) -> str:
     site, problem = f"site {name}" if name else "a site", str(answer.facts[PROBLEM])
     return problem if name and site in problem else f"{site}: {problem}"

@@ -6,7 +6,7 @@ So a metric is weighted by samples, and no sample leaves a site. The clients' ow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from safetensors import SafetensorError
@@ -26,8 +26,13 @@ class SiteCounter(MetricCounter):
     A site counts on its whole split, so the batch has its number and no positions of samples.
     """
 
-    held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # split -> clients that have samples of it
+    held_now: Callable[[], Mapping[str, tuple[int, ...]]] = dict  # split -> clients that have samples of it
     prefix: str = ""  # of the names of these splits
+
+    @property
+    def held(self) -> Mapping[str, tuple[int, ...]]:
+        """The clients that have samples of a split; there are more of them when sites have joined."""
+        return self.held_now()
 
     def batches(self) -> list[EvaluationBatch]:
         return [*super().batches(), *self.batches_at_sites()]

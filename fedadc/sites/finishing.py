@@ -28,9 +28,10 @@ def finish(result: RunResult, federation: SiteFederation, out: Path) -> list[Res
         name: Packet({"run": terms.run, "round": state.round, "counted": state.clients.counted(k)}, content, theta)
         for k, name in enumerate(terms.names)
     }
-    answers = dict(zip(terms.names, federation.engine.ask("finish", packets.items()), strict=True))
+    found = dict(zip(terms.names, federation.engine.ask("finish", packets.items()), strict=True))
+    answers = {name: answer for name, answer in found.items() if isinstance(answer, Packet)}
     request = request_of(federation.config)
-    if request is None:
+    if request is None or not answers:
         return []
     rows = _rows(out.resolve().name, federation, request, answers)
     stored = stores_models(method)
@@ -45,7 +46,8 @@ def _rows(label: str, federation: SiteFederation, request: Request, answers: Map
     """The rows of the table; numbers that cannot be are refused."""
     variants = ("own",) if stores_models(federation.method) else tuple(dict.fromkeys(request.regularizers))
     rows = {variant: ResultRow(label, variant) for variant in variants}
-    for number, (name, answer) in enumerate(answers.items()):
+    for name, answer in answers.items():
+        number = federation.terms.names.index(name)
         correct = from_json(TunedCounts, answer.body, f"site {name}").correct
         sizes = federation.terms.answers[number].sizes
         tests = sizes.get("test", 0)

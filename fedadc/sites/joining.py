@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from fedadc.config.build import build_agreement, complete
-from fedadc.config.settings import Config
+from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Normalization
+from fedadc.data.roster import Roster
+from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, require
 from fedadc.models.build import read_weights
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.packets import Fact, Packet
+from fedadc.sites.requests import Limits, Requests, ask, share_of
 from fedadc.sites.schema import (
     DataSchema,
     SiteAnswer,
@@ -45,6 +49,20 @@ class Terms:
     answers: tuple[SiteAnswer, ...]  # of the sites, in the same order
     holds_out: bool  # whether the sites have test samples
     channels_last: bool
+    first: int = 0  # how many sites the run began with; the others have joined later. 0: all
+
+    @property
+    def at_start(self) -> Terms:
+        """As they were when the run began."""
+        many = self.first or len(self.names)
+        return replace(self, names=self.names[:many], answers=self.answers[:many], first=0)
+
+    @property
+    def roster(self) -> Roster:
+        """What the server knows of its clients."""
+        counts = [answer.label_counts for answer in self.answers]
+        sizes = np.array([answer.sizes["train"] for answer in self.answers])
+        return Roster(sizes, self.names, None if None in counts else lambda: np.array(counts))
 
 
 def join(
@@ -57,16 +75,22 @@ def join(
     notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
     schema = _frozen_schema(connections, names, config, holds_out, notes)
     channels_last = build_agreement(complete(config), schema.spec).inputs.channels_last
-    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last)
+    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last, len(names))
     answers = agree_again(connections, terms, config, names)
     _require_same_agreement(answers, agreement_of(config, terms))
     return replace(terms, answers=tuple(answers.values()))
 
 
 def join_again(connections: SiteConnections, terms: Terms, config: Config) -> None:
-    """Wait for the sites of a run that was interrupted; each must have the data with which it began."""
+    """Wait for the sites of a run that was interrupted; each must have the data with which it began.
+
+    If some are missing, a quorum is enough after the deadline.
+    """
+    settings, enough = config.federation or FederationConfig(), None
     connections.hello = Packet({"run": terms.run, "label_counts": _needs_label_counts(config)})
-    names = connections.wait_for(terms.names)
+    if settings.quorum is not None:  # sites that are not there are treated as in any other round
+        enough = 1 if settings.open else share_of(len(terms.names), settings.quorum)
+    names = connections.wait_for(terms.names, enough, settings.deadline)
     connections.hello = Packet()
     _require_same_versions(connections.said)
     said = {name: connections.said[name].body for name in names}
@@ -74,6 +98,29 @@ def join_again(connections: SiteConnections, terms: Terms, config: Config) -> No
     answers |= agree_again(connections, terms, config, [name for name in names if name not in answers])
     require_same_data(terms, answers)
     _require_same_agreement(answers, agreement_of(config, terms))
+
+
+def admit(connections: SiteConnections, terms: Terms, config: Config) -> Iterator[tuple[str, SiteAnswer]]:
+    """Let sites join a run that has begun, one by one; those that do not fit are refused, and told why."""
+    settings = config.federation or FederationConfig()
+    limits = Limits(settings.deadline or settings.patience, 0)
+    for name in connections.newcomers():
+        if name in connections.busy:
+            continue
+        number = len(connections.roster or ())
+        request = _to_agree(terms, config, name, number)
+        (answer,) = Requests(connections, "agree", [(name, request)], None, limits, "answer").answers()
+        try:
+            if isinstance(answer, NoAnswer):
+                raise FedadcError(answer.reason)
+            _require_same_versions({name: answer})
+            found = from_json(SiteAnswer, answer.body, f"site {name}")
+            _require_same_agreement({name: found}, agreement_of(config, terms))
+        except FedadcError as error:
+            if name in connections.found and name not in connections.busy:
+                connections.turn_away(name, str(error))
+            continue
+        yield name, found
 
 
 def _require_same_versions(said: Mapping[str, Packet]) -> None:
@@ -96,7 +143,7 @@ def _frozen_schema(
     summaries = _summaries(names, said)
     if mixed := mixed_columns(summaries):
         question = _question(holds_out, mixed)
-        summaries = _summaries(names, connections.ask("describe", [(name, question) for name in names]))
+        summaries = _summaries(names, ask(connections, "describe", [(name, question) for name in names]))
     options = config.data.options
     schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
     for note in notes_about_tables(schema, summaries):
@@ -120,15 +167,17 @@ def agree_again(
     connections: SiteConnections, terms: Terms, config: Config, names: Sequence[str]
 ) -> dict[str, SiteAnswer]:
     """Let these sites prepare their data for a run, as the frozen schema says."""
-    body, weights, requests = to_json(terms.schema), _initial_weights(config), []
-    for name in names:
-        facts: dict[str, Fact] = {
-            "run": terms.run, "number": terms.names.index(name), "channels_last": terms.channels_last,
-            "holds_out": terms.holds_out, "label_counts": _needs_label_counts(config),
-        }  # fmt: skip
-        requests.append((name, Packet(facts, weights, body)))
-    answers = connections.ask("agree", requests)
+    requests = [(name, _to_agree(terms, config, name, terms.names.index(name))) for name in names]
+    answers = ask(connections, "agree", requests)
     return {n: from_json(SiteAnswer, a.body, f"site {n}") for n, a in zip(names, answers, strict=True)}
+
+
+def _to_agree(terms: Terms, config: Config, name: str, number: int) -> Packet:
+    facts: dict[str, Fact] = {
+        "run": terms.run, "number": number, "channels_last": terms.channels_last, "holds_out": terms.holds_out,
+        "label_counts": _needs_label_counts(config),
+    }  # fmt: skip
+    return Packet(facts, _initial_weights(config), to_json(terms.schema))
 
 
 def _initial_weights(config: Config) -> bytes:

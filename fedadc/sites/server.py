@@ -7,24 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedadc.config.build import build_coordinator, complete
-from fedadc.config.settings import Config
+from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
-from fedadc.data.roster import Roster
-from fedadc.engines.remote import Remote
+from fedadc.engines.remote import NoAnswer, Remote
+from fedadc.errors import WorkersLost
 from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
 from fedadc.server_half import ServerHalf
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.evaluation import SiteCounter, SiteEvaluator, from_tensors
-from fedadc.sites.joining import Terms, agree_again, agreement_of, require_same_data
+from fedadc.sites.joining import Terms, admit, agree_again, agreement_of, require_same_data
+from fedadc.sites.membership import SiteMembers
 from fedadc.sites.packets import Fact, Kind, Packet
+from fedadc.sites.requests import Limits, Requests, share_of
 from fedadc.sites.schema import to_json
+from fedadc.sites.status import DOING
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
 from fedadc.training.aggregate import PartialSum
@@ -42,23 +44,59 @@ class SiteEngine:
         self, config: Config, agreement: Agreement, connections: SiteConnections, terms: Terms, counter: MetricCounter
     ) -> None:
         self.config, self.connections, self.terms, self.counter = config, connections, terms, counter
+        self.settings = config.federation or FederationConfig()
         self.oldest: Callable[[], int] = lambda: 0  # round to which the server may go back
-        self._remote = Remote(agreement, self._exchange)
+        self._remote, self._round = Remote(agreement, self._exchange), 0
 
     def run(
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
     ) -> Iterator[PartialSum]:
-        return self._remote.run(broadcast, tasks, states)
+        self._round, usable = broadcast.round, 0
+        for part in self._remote.run(broadcast, tasks, states):
+            usable += part.reports[0].finite
+            yield part
+        needed = 0 if self.settings.quorum is None else share_of(len(tasks), self.settings.quorum)
+        if usable < needed:
+            raise WorkersLost(
+                f"round {broadcast.round}: {usable} of {len(tasks)} uploads can be used, but {needed} are needed "
+                f"(federation.quorum): {'; '.join(self.take_events())[:500]}."
+            )
 
-    def _exchange(self, messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | None]:
+    def _exchange(self, messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | NoAnswer]:
         facts: dict[str, Fact] = {"run": self.terms.run, "oldest": self.oldest()}
         requests = [(self.terms.names[client], Packet.of(message, facts)) for client, message in messages]
-        for answer in self.ask("train", requests):
-            yield answer.message
+        subject, limits = f"upload of round {self._round}", self._limits(len(requests))
+        for answer in Requests(self.connections, "train", requests, self._agree_again, limits, subject).answers():
+            yield answer if isinstance(answer, NoAnswer) else answer.message
 
-    def ask(self, kind: Kind, requests: Iterable[tuple[str, Packet]]) -> Iterator[Packet]:
-        """The answers of sites; one that has lost what it kept of the run joins again."""
-        return self.connections.ask(kind, requests, self._agree_again)
+    def _limits(self, many: int) -> Limits | None:
+        """How long the uploads of so many sites are waited for; None: until all have come."""
+        settings = self.settings
+        if settings.quorum is None and settings.deadline is None:
+            return None
+        needed = share_of(many, 1.0 if settings.quorum is None else settings.quorum)
+        return Limits(settings.deadline or settings.patience, needed, settings.retries)
+
+    def ask(self, kind: Kind, requests: Iterable[tuple[str, Packet]]) -> Iterator[Packet | NoAnswer]:
+        """The answers of sites; one that has lost what it kept of the run joins again.
+
+        Where a quorum is enough, or sites may leave, only those that are there are asked, and waited for until the
+        deadline.
+        """
+        requests, settings = list(requests), self.settings
+        if settings.quorum is None and not settings.open:
+            yield from Requests(self.connections, kind, requests, self._agree_again).answers()
+            return
+        self.connections.look()
+        here = self.connections.found.keys() - self.connections.busy
+        limits = Limits(settings.deadline or settings.patience, 0)
+        asked = [(name, packet) for name, packet in requests if name in here]
+        answers = Requests(self.connections, kind, asked, self._agree_again, limits, "answer").answers()
+        for name, _ in requests:
+            answer = next(answers) if name in here else NoAnswer(f"site {name} is not there")
+            if isinstance(answer, NoAnswer):
+                self.connections.events.record(f"{DOING[kind]} without {name}: {answer.reason}")
+            yield answer
 
     def _agree_again(self, name: str) -> None:
         """Let a site join again that has lost what it kept of the run, but not its data."""
@@ -90,9 +128,10 @@ class SiteEngine:
         found = {}
         for k, answer in zip(clients, self.ask("count", requests), strict=True):
             sizes, classes = self.terms.answers[k].sizes, self.counter.classes
-            found[k] = from_tensors(answer.body, sizes, classes, self.terms.names[k])
+            if isinstance(answer, Packet):
+                found[k] = from_tensors(answer.body, sizes, classes, self.terms.names[k])
         assert isinstance(self.counter, SiteCounter)
-        for batch in batches:
+        for batch in (batch for batch in batches if batch.start in found):
             yield replace(found[batch.start][batch.split.removeprefix(self.counter.prefix)], split=batch.split)
 
     def take_events(self) -> tuple[str, ...]:
@@ -113,29 +152,41 @@ class SiteFederation(ServerHalf):
         connections: SiteConnections,
         terms: Terms,
         held: Mapping[str, Samples] | None = None,  # the server's own samples
+        before: tuple[int, int] | None = None,  # a round that is over, and how many sites had joined until then
     ) -> None:
-        self.config, self.terms = complete(config), terms
+        self.config = complete(config)
         self.evaluation, self.storage = config.evaluate, config.storage
         self.agreement = agreement_of(config, terms)
-        sizes = np.array([answer.sizes["train"] for answer in terms.answers])
-        counts = [answer.label_counts for answer in terms.answers]
-        reported = None if None in counts else lambda: np.array(counts)
-        roster = Roster(sizes, terms.names, reported)
-        self.coordinator = build_coordinator(self.config, self.agreement, roster)
-        agreement = self.agreement
-        self.counter = self._counter(held or {})
-        self.engine = SiteEngine(self.config, agreement, connections, terms, self.counter)
+        members = None
+        if connections.open:
+            members = SiteMembers(connections, self._admit, lambda: self.terms.names, before or (0, len(terms.names)))
+        self.coordinator = build_coordinator(self.config, self.agreement, terms.roster, members)
+        self.counter = self._counter(terms, held or {})
+        self.engine = SiteEngine(self.config, self.agreement, connections, terms, self.counter)
+        self.joined: Callable[[Terms], None] = lambda terms: None  # called when a site has joined
 
-    def _counter(self, held: Mapping[str, Samples]) -> MetricCounter:
+    @property
+    def terms(self) -> Terms:
+        return self.engine.terms
+
+    def _admit(self) -> None:
+        """Let sites join that are connected and fit."""
+        for name, answer in admit(self.engine.connections, self.terms, self.config):
+            terms = self.terms
+            self.engine.terms = replace(terms, names=(*terms.names, name), answers=(*terms.answers, answer))
+            self.engine.connections.roster, self.coordinator.roster = self.terms.names, self.terms.roster
+            self.engine.connections.events.record(f"site {name} has joined as client {len(terms.names)}")
+            self.joined(self.terms)
+
+    def _counter(self, terms: Terms, held: Mapping[str, Samples]) -> MetricCounter:
         """Counts on the samples that the server has, and lets the sites count on theirs, if they hold out some."""
         inputs, classes = self.agreement.inputs, self.agreement.classes
-        if not self.terms.holds_out:
+        if not terms.holds_out:
             return MetricCounter(self.model, dict(held), inputs, classes, self.evaluation)
-        sizes, prefix = [answer.sizes for answer in self.terms.answers], "site_" if held else ""
-        clients = {split: tuple(k for k, own in enumerate(sizes) if own.get(split)) for split in HELD_OUT}
-        at_sites = {prefix + split: found for split, found in clients.items() if found}
+        prefix = "site_" if held else ""
         empty = Samples(self.agreement.example[:0].cpu(), torch.zeros(0, dtype=torch.int64))
-        splits = {**held, **dict.fromkeys(at_sites, empty)}
+        splits = {**held, **dict.fromkeys(_held_at_sites(terms, prefix), empty)}
+        at_sites = lambda: _held_at_sites(self.terms, prefix)  # noqa: E731
         return SiteCounter(self.model, splits, inputs, classes, self.evaluation, at_sites, prefix)
 
     @property
@@ -158,10 +209,17 @@ class SiteFederation(ServerHalf):
 
     def data_checksum(self) -> str:
         """A checksum of what the sites have agreed on and of their data, as they tell it."""
-        digest = hashlib.sha256(to_json(replace(self.terms, run="")))
+        digest = hashlib.sha256(to_json(replace(self.terms.at_start, run="")))
         digest.update(to_safetensors(self._held_tensors()))
         digest.update(to_safetensors(self.model.fixed()))
         return digest.hexdigest()
 
     def _held_tensors(self) -> dict[str, Tensor]:
         return {f"{split}.{part}": getattr(s, part) for split, s in self.counter.splits.items() for part in "xy"}
+
+
+def _held_at_sites(terms: Terms, prefix: str) -> dict[str, tuple[int, ...]]:
+    """The clients that have samples of a split, by the name of the split."""
+    sizes = [answer.sizes for answer in terms.answers]
+    clients = {prefix + split: tuple(k for k, own in enumerate(sizes) if own.get(split)) for split in HELD_OUT}
+    return {split: found for split, found in clients.items() if found}

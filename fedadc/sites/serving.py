@@ -6,6 +6,7 @@ import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,15 +18,18 @@ from fedadc.data.loaders.npz import pair_in, read_npz
 from fedadc.errors import DataError, FedadcError, RunDamaged, require
 from fedadc.personal.results import ResultRow
 from fedadc.runs.environment import read_facts
-from fedadc.runs.layout import CHECKPOINTS
+from fedadc.runs.layout import CHECKPOINTS, METRICS, SITES
+from fedadc.runs.record import read_run
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.connections import SiteConnections, Transport
 from fedadc.sites.finishing import finish
 from fedadc.sites.joining import Terms, join, join_again
-from fedadc.sites.schema import DataSchema, from_json
+from fedadc.sites.schema import DataSchema, from_json, to_json
 from fedadc.sites.server import HELD_OUT, SiteFederation
 from fedadc.sites.status import Reporter, status_file
+from fedadc.sites.trace_file import TraceFile
 from fedadc.sites.tuning import request_of
+from fedadc.system.files import write_file
 from fedadc.system.user_code import Notes
 
 log = logging.getLogger("fedadc")
@@ -52,20 +56,30 @@ def serve(
 def _serve(config: Config, transport: Transport, out: Path, server_data: Path | None, reporter: Reporter) -> RunResult:
     settings, notes = config.federation or FederationConfig(), reporter.notes
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, settings.patience, reporter.activity, settings.at_once)
+    connections = SiteConnections(transport, settings.patience, reporter.activity, settings.at_once, settings.open)
+    before = None
     if original is None:
         assert settings.sites is not None
         run, holds_out = secrets.token_hex(8), settings.evaluate != "server"
         terms = join(connections, settings.sites, config, run, holds_out, notes)
     else:
         terms = recorded_terms(out)
+        before = _joined_before(out, terms)
         join_again(connections, terms, config)
     held = {} if server_data is None else _samples_of_server(server_data, terms.schema)
-    federation = SiteFederation(config, connections, terms, held)
+    federation = SiteFederation(config, connections, terms, held, before)
     federation.engine.oldest = lambda: oldest_checkpoint(out)
+    federation.joined = lambda terms: write_file(out / SITES, to_json(terms))
+    trace = TraceFile(out, lambda: federation.terms.names, terms.first or len(terms.names))
+
+    def follow(record: dict[str, Any]) -> None:
+        trace.add(record)
+        reporter.round(record)
+
     model = replace(federation.config.model, channels_last=terms.channels_last)
     plan = TrainingPlan(replace(complete(federation.config), model=model), federation)
-    result = train_plan(plan, original, out, False, "cpu", None, reporter.round, notes)
+    result = train_plan(plan, original, out, False, "cpu", None, follow, notes)
+    trace.write()
     for row in finish(result, federation, out):
         notes(_about_own_models(row))
     notes(f"the run is in {out.resolve()}")
@@ -75,6 +89,7 @@ def _serve(config: Config, transport: Transport, out: Path, server_data: Path | 
 def _require_possible(config: Config, server_data: Path | None) -> None:
     """Refuse settings with which no federation could train."""
     settings = config.federation or FederationConfig()
+    require(config.faults.trace is None, "faults.trace repeats a federation in a simulation; leave it out here.")
     require(settings.sites is not None, "federation.sites is missing: how many sites take part, or their names.")
     needs = settings.evaluate in ("server", "both")
     require(needs == (server_data is not None), _about_server_data(settings, server_data))
@@ -114,13 +129,26 @@ def _samples_of_server(path: Path, schema: DataSchema) -> dict[str, Samples]:
 
 def recorded_terms(out: Path) -> Terms:
     """What the sites of a run have agreed on when it began."""
+    if (out / SITES).is_file():
+        return from_json(Terms, (out / SITES).read_bytes(), str(out))
     recorded = read_facts(out).get("federation")
     if not isinstance(recorded, str):
         raise RunDamaged(f"{out} cannot go on: its environment.json does not say what its sites have agreed on.")
     return from_json(Terms, recorded.encode(), str(out))
 
 
+def _joined_before(out: Path, terms: Terms) -> tuple[int, int]:
+    """The round of the checkpoint from which a run goes on, and how many sites had joined until then."""
+    last = max(checkpoint_rounds(out), default=0)
+    records = read_run(out).records if (out / METRICS).is_file() else []
+    joined = sum(len(record.get("joined", ())) for record in records if record["round"] <= last)
+    return last, (terms.first or len(terms.names)) + joined
+
+
+def checkpoint_rounds(out: Path) -> list[int]:
+    return [int(path.stem.removeprefix("round-")) for path in (out / CHECKPOINTS).glob("round-*.json")]
+
+
 def oldest_checkpoint(out: Path) -> int:
     """The round of the oldest checkpoint of a run, to which its server may go back; 0: there is none."""
-    rounds = [int(path.stem.removeprefix("round-")) for path in (out / CHECKPOINTS).glob("round-*.json")]
-    return min(rounds, default=0)
+    return min(checkpoint_rounds(out), default=0)

@@ -130,7 +130,8 @@ class Site:
             counts = tuple(torch.bincount(samples["train"].y, minlength=len(run.joined.spec.classes)).tolist())
         sizes = {split: len(own) for split, own in samples.items()}
         data = checksum(to_safetensors(_tensors(samples)))
-        return Packet(body=to_json(SiteAnswer(sizes, counts, data, run.agreement.fingerprint())))
+        versions = {"fedadc": __version__, "torch": torch.__version__}
+        return Packet(versions, body=to_json(SiteAnswer(sizes, counts, data, run.agreement.fingerprint())))
 
     def folder(self, run: str) -> Path:
         """Where it keeps what belongs to a run."""

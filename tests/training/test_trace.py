@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import METHODS, FedAvg, FedDyn, LocalOnly, Method, Scaffold
 from fedadc.models import MLP
+from fedadc.models.vectors import State, Vector
 from fedadc.runs.record import load_config
 from fedadc.selections import Covering
+from fedadc.training.aggregate import BLOCK_LENGTH
 from fedadc.training.faults import Faults
 from fedadc.training.state import Round
 from fedadc.training.trace import Trace, TraceLine
+from fedadc.views.local import Local
 from fedadc.views.local_work import LocalWork
 
 CLIENTS = 12
@@ -140,6 +143,29 @@ def test_what_is_dropped_and_skipped_does_not_count(workers: int, tmp_path: Path
         state = replace(state, round=result.round, theta=state.theta - sum(deltas.values()) / len(deltas))
         assert torch.allclose(result.state.theta, state.theta, atol=1e-14)
         assert set(result.dropped) | set(result.skipped) == left_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite(FedAvg):
+    """The client with so many samples sends NaN."""
+
+    size: int = 0
+
+    def finish(self, theta: Vector, local: Local) -> tuple[State, State]:
+        upload, state = super().finish(theta, local)
+        return ({"delta": upload["delta"] * torch.nan} if len(local.data) == self.size else upload), state
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_skipped_client_keeps_its_place_as_one_whose_update_is_not_finite(workers: int, tmp_path: Path) -> None:
+    sizes = federation(FedAvg()).clients.sizes.tolist()
+    size = next(size for size in sorted(sizes, reverse=True) if sizes.count(size) == 1)  # among the first to be added
+    faults = traced(tmp_path, *(TraceLine(t, NAMES * (t == 1), skipped=(str(sizes.index(size)),)) for t in (1, 2)))
+    traced_run = federation(FedAvg(), faults, cohort=None, workers=workers)
+    skipped, sent = list(traced_run.rounds(2)), list(federation(NotFinite(size=size), cohort=None).rounds(2))
+    traced_run.close()
+    assert len(sizes) > BLOCK_LENGTH and all(r.skipped == (sizes.index(size),) for r in skipped + sent)
+    assert all(same(a, b) for a, b in zip(skipped, sent, strict=True))
 
 
 def _delta(alone: Federation, state: Any, client: int) -> torch.Tensor:

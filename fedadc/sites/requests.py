@@ -1,0 +1,192 @@
+"""Requests to several sites at once, whose answers are read in order. A site that was lost is asked again.
+
+Without limits, every answer is waited for. With limits, the waiting ends at a deadline if enough sites have answered.
+An answer that comes after it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fedadc.engines.remote import NoAnswer
+from fedadc.errors import FedadcError, WorkersLost
+from fedadc.sites.connections import LOOK_AGAIN, Refused, SiteConnections, problem_of
+from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
+from fedadc.sites.status import Activity
+
+WINDOW = 8  # answers that are fetched ahead of their turn
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long answers are waited for, and how many are needed."""
+
+    deadline: float  # seconds from the first message
+    quorum: int  # answers that are needed when it has passed
+    retries: int = 0  # how often those that have not answered are asked again, with a new deadline
+
+
+@dataclass
+class _Request:
+    name: str
+    packet: Packet
+    numbers: dict[str, int] = field(default_factory=dict)  # of its messages -> node; empty: it is not sent
+    send_again: bool = False
+    joined_again: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        return not self.numbers or self.send_again
+
+
+def share_of(many: int, share: float) -> int:
+    """A share of so many, rounded up, and at least 1."""
+    return max(1, math.ceil(share * many - 1e-9))
+
+
+def ask(
+    connections: SiteConnections,
+    kind: Kind,
+    requests: Iterable[tuple[str, Packet]],
+    agree: Callable[[str], None] | None = None,
+) -> Iterator[Packet]:
+    """The answers of all these sites, in the same order, however long they take."""
+    for answer in Requests(connections, kind, requests, agree).answers():
+        assert isinstance(answer, Packet)
+        yield answer
+
+
+class Requests:
+    """Requests of one kind, one to a site. `agree` lets a site join again that has nothing of the run."""
+
+    def __init__(
+        self,
+        connections: SiteConnections,
+        kind: Kind,
+        requests: Iterable[tuple[str, Packet]],
+        agree: Callable[[str], None] | None = None,
+        limits: Limits | None = None,
+        subject: str = "answer",  # what a site that is late would have sent
+    ) -> None:
+        self.connections, self.kind, self.agree, self.limits = connections, kind, agree, limits
+        self.waiting = [_Request(name, packet) for name, packet in requests]
+        self.subject = subject
+        self._came: dict[str, Packet] = {}  # answers whose turn has not come
+        self._good = 0  # answers, except those that say why there is none
+        self._over = False  # no more answers are waited for
+        self._tries = 0 if limits is None else limits.retries
+        self._began = self._last = time.monotonic()
+
+    def answers(self) -> Iterator[Packet | NoAnswer]:
+        """The answers in the order of the requests; without limits, no `NoAnswer` is among them."""
+        position = 0
+        while position < len(self.waiting):
+            request = self.waiting[position]
+            self._send(position)
+            self._tell(position)
+            self._fetch(self.waiting[position : position + WINDOW])
+            if request.name in self._came:
+                answer = self._accepted(request)
+            elif self._is_over(position):
+                answer = self._given_up(request)
+            else:
+                self._require_patience(request)
+                time.sleep(LOOK_AGAIN)
+                continue
+            if answer is not None:
+                yield answer
+                position, self._last = position + 1, time.monotonic()
+
+    def _tell(self, position: int) -> None:
+        missing = tuple(request.name for request in self.waiting[position:] if request.name not in self._came)
+        many, connected = len(self.waiting), tuple(sorted(self.connections.found))
+        self.connections.watch(Activity(self.kind, many, many - len(missing), missing, connected))
+
+    def _send(self, position: int) -> None:
+        waiting = [request for request in self.waiting[position:] if request.name not in self._came]
+        if self._over or not any(request.is_due for request in waiting):
+            return
+        self.connections.look()
+        under_way = sum(not request.is_due for request in waiting)
+        for request in waiting:
+            node = self.connections.found.get(request.name)
+            ready = request.is_due and node is not None and request.name not in self.connections.busy
+            if ready and node is not None and under_way < self.connections.at_once:
+                under_way += 1
+                if (number := self.connections.sent(node, self.kind, request.packet)) is not None:
+                    request.numbers[number], request.send_again = node, False
+
+    def _fetch(self, waiting: Sequence[_Request]) -> None:
+        """Take what has come; a request whose answer is lost is sent again."""
+        open_requests = {n: r for r in waiting for n in r.numbers if r.name not in self._came}
+        came = self.connections.transport.receive(list(open_requests)) if open_requests else {}
+        for number, answer in came.items():
+            request = open_requests[number]
+            node = request.numbers.pop(number)
+            if isinstance(answer, Lost):
+                self.connections.forget(request.name, node, answer.reason)
+                continue
+            self._last = time.monotonic()
+            self._good += PROBLEM not in answer.facts
+            self._came.setdefault(request.name, answer)
+
+    def _accepted(self, request: _Request) -> Packet | NoAnswer | None:
+        """An answer whose turn has come; None: the site is asked again."""
+        answer = self._came.pop(request.name)
+        self.connections.refuse_later(request.numbers, request.name, f"a second {self.subject}", late=False)
+        try:
+            if answer.facts.get(NOT_JOINED) and self.agree is not None and not request.joined_again:
+                self.agree(request.name)
+                request.numbers, request.joined_again = {}, True
+                return None
+            if PROBLEM in answer.facts:
+                raise Refused(problem_of(request.name, answer))
+        except FedadcError as error:
+            if self.limits is None:
+                raise
+            return NoAnswer(str(error))
+        return answer
+
+    def _is_over(self, position: int) -> bool:
+        """Whether enough answers have come, and the rest are late or busy with an earlier round."""
+        if self.limits is None or self._over:
+            return self._over
+        passed = time.monotonic() - self._began > self.limits.deadline
+        left = [request for request in self.waiting[position:] if request.name not in self._came]
+        if not passed and not all(request.name in self.connections.busy for request in left):
+            return False
+        self._fetch(self.waiting[position:])
+        self._over = self._good >= self.limits.quorum
+        if passed and not self._over:
+            self._try_again(position)
+        return self._over and self.waiting[position].name not in self._came
+
+    def _try_again(self, position: int) -> None:
+        assert self.limits is not None
+        left = [request for request in self.waiting[position:] if request.name not in self._came]
+        missing = ", ".join(request.name for request in left[:3]) + (", ..." if len(left) > 3 else "")
+        found = f"{self._good} of {len(self.waiting)} sites have sent their {self.subject} within "
+        found += f"{self.limits.deadline:g} seconds, not {missing}; {self.limits.quorum} are needed"
+        if not self._tries:
+            raise WorkersLost(f"{found}.")
+        self._tries -= 1
+        self.connections.events.record(f"{found}; the others are asked again")
+        for request in left:
+            request.send_again = True
+        self._began = time.monotonic()
+
+    def _given_up(self, request: _Request) -> NoAnswer:
+        assert self.limits is not None
+        self.connections.refuse_later(request.numbers, request.name, f"the {self.subject}", late=True)
+        if request.numbers:
+            return NoAnswer(f"site {request.name} has not answered within {self.limits.deadline:g} seconds")
+        still = "still busy with an earlier round" if request.name in self.connections.busy else "not connected"
+        return NoAnswer(f"site {request.name} is {still}")
+
+    def _require_patience(self, request: _Request) -> None:
+        patience = self.connections.patience
+        if self.limits is None and time.monotonic() - self._last > patience:
+            raise WorkersLost(f"site {request.name} has not answered for {patience:g} seconds.")
