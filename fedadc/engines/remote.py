@@ -34,6 +34,9 @@ class Remote:
 
     agreement: Agreement
     exchange: Exchange
+    write: Callable[[ServerBroadcast, ClientTask], bytes] | None = (
+        None  # the message of a task; None: `Wire.write_task`
+    )
     _events: EventLog = field(default_factory=EventLog)
 
     def __post_init__(self) -> None:
@@ -43,7 +46,8 @@ class Remote:
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
     ) -> Iterator[PartialSum]:
         """Train each client. Their states are with them; here `states` only says in which round each was counted."""
-        messages = [(task.client, self._wire.write_task(broadcast, task)) for task in tasks]
+        write = self.write or self._wire.write_task
+        messages = [(task.client, write(broadcast, task)) for task in tasks]
         first: State = {}  # the first upload of the round: all others must have its names and shapes
         for task, answer in zip(tasks, self.exchange(messages), strict=True):
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,13 +43,23 @@ class Refused(FedadcError):
 
 
 @dataclass(frozen=True)
-class _Unwanted:
-    """An answer that is refused when it comes."""
+class _Awaited:
+    """A message whose answer nobody waits for; something is done with it when it comes."""
 
     name: str  # of the site
     node: int
-    what: str
-    late: bool  # False: it is the second answer to one request
+    busy: bool  # whether the site is to be asked nothing else until it has answered
+    done: Callable[[Packet | Lost], None]
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """A message that is sent when there is time for it."""
+
+    name: str
+    kind: Kind
+    packet: Packet
+    done: Callable[[Packet | Lost], None]
 
 
 class SiteConnections:
@@ -74,7 +85,10 @@ class SiteConnections:
         self._refusals: list[str] = []  # numbers of messages to sites that were refused
         self._joining = True  # until all sites were found
         self.roster: tuple[str, ...] | None = None  # names of the sites that take part, once they are known
-        self._unwanted: dict[str, _Unwanted] = {}  # by the number of the message
+        self._awaited: dict[str, _Awaited] = {}  # by the number of the message
+        self._outbox: list[_Parcel] = []
+        self.bytes_down: Counter[str] = Counter()  # by the kind of message
+        self.bytes_up: Counter[str] = Counter()
 
     def wait_for(
         self, wanted: Sequence[str] | int, enough: int | None = None, within: float | None = None
@@ -115,15 +129,14 @@ class SiteConnections:
 
     def look(self) -> None:
         """Ask new nodes for their names, forget those that are gone, and refuse what came too late."""
-        self._refuse_unwanted()
         nodes = set(self.transport.nodes())
+        self._take_awaited(nodes)
         new = sorted(nodes - self._asked.keys() - self._known)
         for node in new[: max(0, self.at_once - len(self._asked))]:
             if (number := self.sent(node, "hello", self.hello)) is not None:
                 self._asked[node] = number
         self._asked = {node: number for node, number in self._asked.items() if node in nodes}
         self._known &= nodes
-        self._unwanted = {number: u for number, u in self._unwanted.items() if u.node in nodes}
         self.found = {name: node for name, node in self.found.items() if node in nodes}
         answers = self.transport.receive(list(self._asked.values())) if self._asked else {}
         for node, number in list(self._asked.items()):
@@ -178,7 +191,9 @@ class SiteConnections:
 
     def sent(self, node: int, kind: Kind, packet: Packet) -> str | None:
         try:
-            return self.transport.send(node, kind, packet)
+            number = self.transport.send(node, kind, packet)
+            self.bytes_down[kind] += packet.size
+            return number
         except NotSent as error:
             self.events.record(f"a message could not be sent ({error}); it is sent again")
             return None
@@ -192,19 +207,44 @@ class SiteConnections:
 
     def refuse_later(self, messages: Mapping[str, int], name: str, what: str, late: bool) -> None:
         """Refuse the answers to these messages (number -> node) whenever they come; until then, a late site is busy."""
-        self._unwanted |= {number: _Unwanted(name, node, what, late) for number, node in messages.items()}
+
+        def refuse(answer: Packet | Lost) -> None:
+            if isinstance(answer, Packet):
+                self.events.record(f"{what} of site {name}{' came too late and' if late else ''} is refused")
+
+        self._awaited |= {number: _Awaited(name, node, late, refuse) for number, node in messages.items()}
 
     @property
     def busy(self) -> set[str]:
         """Sites that are still at work on something that is no longer waited for."""
-        return {unwanted.name for unwanted in self._unwanted.values() if unwanted.late}
+        return {awaited.name for awaited in self._awaited.values() if awaited.busy}
 
-    def _refuse_unwanted(self) -> None:
-        for number, answer in (self.transport.receive(list(self._unwanted)) if self._unwanted else {}).items():
-            unwanted = self._unwanted.pop(number)
-            if isinstance(answer, Packet):
-                too_late = " came too late and" if unwanted.late else ""
-                self.events.record(f"{unwanted.what} of site {unwanted.name}{too_late} is refused")
+    def post(self, name: str, kind: Kind, packet: Packet, done: Callable[[Packet | Lost], None]) -> None:
+        """Send a message when there is time for it, and go on. A site that is not connected does not get it."""
+        self._outbox.append(_Parcel(name, kind, packet, done))
+
+    @property
+    def outgoing(self) -> set[str]:
+        """Sites to which posted messages are not sent yet."""
+        return {parcel.name for parcel in self._outbox}
+
+    def send_posted(self, most: int) -> None:
+        """Send what was posted, if not more than `most` messages are under way."""
+        most -= len(self._awaited)
+        for parcel in self._outbox[: max(0, most)]:
+            self._outbox.remove(parcel)
+            node = self.found.get(parcel.name)
+            number = None if node is None else self.sent(node, parcel.kind, parcel.packet)
+            if node is None or number is None:
+                parcel.done(Lost("it could not be sent"))
+            else:
+                self._awaited[number] = _Awaited(parcel.name, node, False, parcel.done)
+
+    def _take_awaited(self, nodes: Collection[int]) -> None:
+        came = self.transport.receive(list(self._awaited)) if self._awaited else {}
+        gone = {number: Lost("the node is gone") for number, a in self._awaited.items() if a.node not in nodes}
+        for number, answer in {**gone, **came}.items():
+            self._awaited.pop(number).done(answer)
 
 
 def problem_of(name: str, answer: Packet) -> str:

@@ -26,6 +26,7 @@ TYPES: dict[Kind, str] = {
     "describe": "query.describe",
     "agree": "query.agree",
     "train": "train",
+    "keep": "query.keep",
     "count": "evaluate",
     "finish": "query.finish",
 }

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Fact = str | int | float | bool
-Kind = Literal["hello", "refuse", "describe", "agree", "train", "count", "finish"]
-PROBLEM, NOT_JOINED = "problem", "not joined"  # facts of an answer that says why a request was refused
+Kind = Literal["hello", "refuse", "describe", "agree", "train", "keep", "count", "finish"]
+PROBLEM, NOT_JOINED, NEEDS_STATE = "problem", "not joined", "needs state"  # facts of an answer that is a refusal
+HAS = "has"  # fact of an answer to `keep`: the round whose state the site has now
 # settings of a run, which Flower gives to both halves
 RUN_CONFIG = {
     "out": "the run directory on the server's machine; a run that is there goes on",
@@ -47,6 +48,11 @@ class Packet:
         """A message of `fedadc.training.wire`, which is a safetensors file, in two parts."""
         (length,) = struct.unpack("<Q", message[:HEADER_LENGTH])
         return Packet(facts, message[: HEADER_LENGTH + length], message[HEADER_LENGTH + length :])
+
+    @property
+    def size(self) -> int:
+        """Bytes of its parts, without the facts."""
+        return len(self.head) + len(self.body)
 
     @property
     def message(self) -> bytes:

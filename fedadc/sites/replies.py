@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fedadc.errors import FedadcError
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Packet
+from fedadc.sites.packets import NEEDS_STATE, NOT_JOINED, PROBLEM, Fact, Kind, Packet
 from fedadc.sites.site import NotJoined, Site, SiteRun
+from fedadc.training.tracking import NotUpToDate
 
 
 def reply(site: Site, kind: Kind, request: Packet) -> Packet:
@@ -12,7 +13,8 @@ def reply(site: Site, kind: Kind, request: Packet) -> Packet:
     try:
         return _answer(site, kind, request)
     except (FedadcError, OSError) as error:
-        return Packet({"client": site.name, PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)})
+        facts: dict[str, Fact] = {"client": site.name, PROBLEM: str(error), NOT_JOINED: isinstance(error, NotJoined)}
+        return Packet({**facts, NEEDS_STATE: True} if isinstance(error, NotUpToDate) else facts)
 
 
 def _answer(site: Site, kind: Kind, request: Packet) -> Packet:
@@ -25,6 +27,8 @@ def _answer(site: Site, kind: Kind, request: Packet) -> Packet:
     run = SiteRun.opened(site, str(request.facts["run"]))
     if kind == "train":
         return run.train(request)
+    if kind == "keep":
+        return run.keep(request)
     if kind == "count":
         return run.count(request)
     from fedadc.sites.tuning import finish_at_site  # takes long to import, and is needed once

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, WorkersLost
 from fedadc.sites.connections import LOOK_AGAIN, Refused, SiteConnections, problem_of
-from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
+from fedadc.sites.packets import NEEDS_STATE, NOT_JOINED, PROBLEM, Kind, Lost, Packet
 from fedadc.sites.status import Activity
 
 WINDOW = 8  # answers that are fetched ahead of their turn
@@ -36,6 +36,7 @@ class _Request:
     numbers: dict[str, int] = field(default_factory=dict)  # of its messages -> node; empty: it is not sent
     send_again: bool = False
     joined_again: bool = False
+    sent_whole: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -70,10 +71,11 @@ class Requests:
         agree: Callable[[str], None] | None = None,
         limits: Limits | None = None,
         subject: str = "answer",  # what a site that is late would have sent
+        whole: Callable[[Packet], Packet] | None = None,  # the same request for a site that lacks a state
     ) -> None:
         self.connections, self.kind, self.agree, self.limits = connections, kind, agree, limits
         self.waiting = [_Request(name, packet) for name, packet in requests]
-        self.subject = subject
+        self.subject, self.whole = subject, whole
         self._came: dict[str, Packet] = {}  # answers whose turn has not come
         self._good = 0  # answers, except those that say why there is none
         self._over = False  # no more answers are waited for
@@ -107,17 +109,18 @@ class Requests:
 
     def _send(self, position: int) -> None:
         waiting = [request for request in self.waiting[position:] if request.name not in self._came]
-        if self._over or not any(request.is_due for request in waiting):
-            return
-        self.connections.look()
         under_way = sum(not request.is_due for request in waiting)
+        if under_way < len(waiting) and not self._over:
+            self.connections.look()
+        not_now = self.connections.busy | self.connections.outgoing
         for request in waiting:
             node = self.connections.found.get(request.name)
-            ready = request.is_due and node is not None and request.name not in self.connections.busy
+            ready = request.is_due and request.name not in not_now and not self._over
             if ready and node is not None and under_way < self.connections.at_once:
                 under_way += 1
                 if (number := self.connections.sent(node, self.kind, request.packet)) is not None:
                     request.numbers[number], request.send_again = node, False
+        self.connections.send_posted(self.connections.at_once - under_way)
 
     def _fetch(self, waiting: Sequence[_Request]) -> None:
         """Take what has come; a request whose answer is lost is sent again."""
@@ -130,6 +133,7 @@ class Requests:
                 self.connections.forget(request.name, node, answer.reason)
                 continue
             self._last = time.monotonic()
+            self.connections.bytes_up[self.kind] += answer.size
             self._good += PROBLEM not in answer.facts
             self._came.setdefault(request.name, answer)
 
@@ -141,6 +145,9 @@ class Requests:
             if answer.facts.get(NOT_JOINED) and self.agree is not None and not request.joined_again:
                 self.agree(request.name)
                 request.numbers, request.joined_again = {}, True
+                return None
+            if answer.facts.get(NEEDS_STATE) and self.whole is not None and not request.sent_whole:
+                request.packet, request.numbers, request.sent_whole = self.whole(request.packet), {}, True
                 return None
             if PROBLEM in answer.facts:
                 raise Refused(problem_of(request.name, answer))

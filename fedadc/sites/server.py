@@ -20,19 +20,21 @@ from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounte
 from fedadc.models.vectors import State, Vector
 from fedadc.server_half import ServerHalf
 from fedadc.sites.connections import SiteConnections
+from fedadc.sites.deliveries import Deliveries
 from fedadc.sites.evaluation import SiteCounter, SiteEvaluator, from_tensors
 from fedadc.sites.joining import Terms, admit, agree_again, agreement_of, require_same_data
 from fedadc.sites.membership import SiteMembers
-from fedadc.sites.packets import Fact, Kind, Packet
+from fedadc.sites.packets import Fact, Kind, Lost, Packet
 from fedadc.sites.requests import Limits, Requests, share_of
 from fedadc.sites.schema import to_json
 from fedadc.sites.status import DOING
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
 from fedadc.training.aggregate import PartialSum
-from fedadc.training.agreement import Agreement
+from fedadc.training.coordinator import Coordinator
 from fedadc.training.messages import ClientTask, ServerBroadcast
-from fedadc.training.state import RunState
+from fedadc.training.state import Round, RunState
+from fedadc.views.round_info import RoundInfo
 
 HELD_OUT = ("validation", "test")
 
@@ -41,20 +43,31 @@ class SiteEngine:
     """Runs the clients at their sites, and asks the sites to evaluate."""
 
     def __init__(
-        self, config: Config, agreement: Agreement, connections: SiteConnections, terms: Terms, counter: MetricCounter
+        self,
+        config: Config,
+        coordinator: Coordinator,
+        connections: SiteConnections,
+        terms: Terms,
+        counter: MetricCounter,
     ) -> None:
         self.config, self.connections, self.terms, self.counter = config, connections, terms, counter
         self.settings = config.federation or FederationConfig()
         self.oldest: Callable[[], int] = lambda: 0  # round to which the server may go back
-        self._remote, self._round = Remote(agreement, self._exchange), 0
+        downlink = coordinator.network.downlink
+        self.deliveries = Deliveries(coordinator.agreement, downlink, coordinator.select, self._post)
+        self._remote = Remote(coordinator.agreement, self._exchange, self.deliveries.write)
+        self._broadcast: ServerBroadcast | None = None
 
     def run(
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
     ) -> Iterator[PartialSum]:
-        self._round, usable = broadcast.round, 0
+        self._broadcast, cohort = broadcast, [task.client for task in tasks]
+        usable, heard = 0, set[int]()
         for part in self._remote.run(broadcast, tasks, states):
             usable += part.reports[0].finite
+            heard.add(part.reports[0].client)
             yield part
+        self.deliveries.trained(broadcast.round, [k for k in cohort if k not in heard], cohort)
         needed = 0 if self.settings.quorum is None else share_of(len(tasks), self.settings.quorum)
         if usable < needed:
             raise WorkersLost(
@@ -63,11 +76,37 @@ class SiteEngine:
             )
 
     def _exchange(self, messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes | NoAnswer]:
-        facts: dict[str, Fact] = {"run": self.terms.run, "oldest": self.oldest()}
-        requests = [(self.terms.names[client], Packet.of(message, facts)) for client, message in messages]
-        subject, limits = f"upload of round {self._round}", self._limits(len(requests))
-        for answer in Requests(self.connections, "train", requests, self._agree_again, limits, subject).answers():
+        broadcast, facts = self._broadcast, self.facts
+        assert broadcast is not None
+        self.connections.look()  # takes answers to what was sent ahead
+        packets = self.deliveries.packets(broadcast, messages, facts)
+        self.deliveries.send_ahead(broadcast, [client for client, _ in packets], len(self.terms.names), facts)
+        asked = Requests(
+            self.connections,
+            "train",
+            [(self.terms.names[client], packet) for client, packet in packets],
+            self._agree_again,
+            self._limits(len(packets)),
+            f"upload of round {broadcast.round}",
+            self.deliveries.whole,
+        )
+        for answer in asked.answers():
             yield answer if isinstance(answer, NoAnswer) else answer.message
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        return {"run": self.terms.run, "oldest": self.oldest()}
+
+    def _post(self, client: int, packet: Packet, done: Callable[[Packet | Lost], None]) -> None:
+        self.connections.post(self.terms.names[client], "keep", packet, done)
+
+    def take_bytes(self) -> dict[str, float]:
+        """The bytes of the messages of training since the last call: heads and bodies, without Flower's framing."""
+        counts = {"wire_bytes_up": self.connections.bytes_up, "wire_bytes_down": self.connections.bytes_down}
+        found = {name: float(count["train"] + count["keep"]) for name, count in counts.items()}
+        for count in counts.values():
+            count.clear()
+        return found
 
     def _limits(self, many: int) -> Limits | None:
         """How long the uploads of so many sites are waited for; None: until all have come."""
@@ -162,12 +201,27 @@ class SiteFederation(ServerHalf):
             members = SiteMembers(connections, self._admit, lambda: self.terms.names, before or (0, len(terms.names)))
         self.coordinator = build_coordinator(self.config, self.agreement, terms.roster, members)
         self.counter = self._counter(terms, held or {})
-        self.engine = SiteEngine(self.config, self.agreement, connections, terms, self.counter)
+        self.engine = SiteEngine(self.config, self.coordinator, connections, terms, self.counter)
+        if self.coordinator.replica is not None:
+            self.coordinator.replica = replace(self.coordinator.replica, seen=self._ended)
         self.joined: Callable[[Terms], None] = lambda terms: None  # called when a site has joined
 
     @property
     def terms(self) -> Terms:
         return self.engine.terms
+
+    def _ended(self, info: RoundInfo, mean: State | None) -> None:
+        self.engine.deliveries.ended(info, mean, len(self.terms.names), self.engine.facts)
+
+    def rounds(
+        self,
+        rounds: int,
+        start: RunState | None = None,
+        stop_at_accuracy: float | None = None,
+        trusted: bool = False,
+    ) -> Iterator[Round]:
+        for result in super().rounds(rounds, start, stop_at_accuracy, trusted):
+            yield replace(result, metrics={**result.metrics, **self.engine.take_bytes()})
 
     def _admit(self) -> None:
         """Let sites join that are connected and fit."""

@@ -25,19 +25,20 @@ from fedadc.errors import FedadcError, RunDamaged, require
 from fedadc.models.vectors import Vector
 from fedadc.sites.checked_files import checked_files, read_checked, write_checked
 from fedadc.sites.node import NodeSettings, file_of
-from fedadc.sites.packets import Packet
+from fedadc.sites.packets import HAS, Packet
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors
 from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
 from fedadc.training.client import Client
+from fedadc.training.tracking import TrackedState, unbundled
 
 if TYPE_CHECKING:
     from fedadc.sites.site_data import SiteData
 
 log = logging.getLogger("fedadc")
-JOINED, WEIGHTS, STATES = "joined", "weights", "states"  # two files and a folder
+JOINED, WEIGHTS, REPLICA, STATES = "joined", "weights", "replica", "states"  # three files and a folder
 TERMS = "terms"  # name of a tensor that is a text
 
 
@@ -189,9 +190,28 @@ class SiteRun:
     def train(self, request: Packet) -> Packet:
         states = self.site.states(self.run)
         client = Client(self.agreement, self.joined.number, self.joined.samples["train"], states)
-        answer = client.answer(request.message)
+        if self.site.config.communication.downlink.tracks:
+            state = self._followed(request)
+            answer = client.do(*state.wire.read_call(request.head, state))
+        else:
+            answer = client.answer(request.message)
         states.forget(int(request.facts["oldest"]))
         return Packet.of(answer, {})
+
+    def keep(self, request: Packet) -> Packet:
+        """Keep theta and the server's vectors, which a downlink sends before they are needed."""
+        return Packet({HAS: self._followed(request).round})
+
+    def _followed(self, request: Packet) -> TrackedState:
+        """The state of the server that the site has, after what was sent now."""
+        state = TrackedState.empty(self.agreement)
+        if (kept := checked_files(self.folder).get(REPLICA)) is not None:
+            with suppress(RunDamaged):  # it is sent again
+                state.follow([read_checked(kept)])
+        if request.body:
+            state.follow(unbundled(request.body))
+            write_checked(self.folder, REPLICA, state.content())
+        return state
 
     def count(self, request: Packet) -> Packet:
         """Count the predictions of a model, or of the client's own one, on the site's test and validation samples."""

@@ -12,6 +12,7 @@ from fedadc.models.vectors import State
 from fedadc.system.determinism import deterministic
 from fedadc.training.agreement import Agreement
 from fedadc.training.local import local_update
+from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.wire import Wire
 
 
@@ -36,7 +37,10 @@ class Client:
 
     def answer(self, message: bytes) -> bytes:
         """Do a task: train, keep the new state, and return the upload."""
-        broadcast, task = self._wire.read_task(message)
+        return self.do(*self._wire.read_task(message))
+
+    def do(self, broadcast: ServerBroadcast, task: ClientTask) -> bytes:
+        """Do a task whose message is read already."""
         require(task.client == self.number, f"the task is for client {task.client}; this is client {self.number}.")
         counted = task.counted
         require(counted == 0 or counted in self.states, f"client {self.number} has no state of round {counted}.")

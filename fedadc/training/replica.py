@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ class ServerReplica:
 
     server: Server
     names: tuple[str, ...]  # of the server vectors that clients have
+    seen: Callable[[RoundInfo, State | None], None] = lambda info, mean: None  # called with the mean of every round
 
     @staticmethod
     def of(server: Server, downlink: tuple[str, ...], scheme: Downlink, theta: Vector) -> ServerReplica:
@@ -33,13 +35,23 @@ class ServerReplica:
                 f"communication.downlink: with {names[0].lower()}, clients repeat the server's update, but they are "
                 f"never sent {', '.join(hidden)} of {names[1]} with {names[2]}; use pull."
             )
-        return ServerReplica(Server(method, ensembles.only(downlink)), downlink)
+        return ServerReplica.for_client(server, downlink)
+
+    @staticmethod
+    def for_client(server: Server, downlink: tuple[str, ...]) -> ServerReplica:
+        return ServerReplica(Server(server.method, server.ensembles.only(downlink)), downlink)
+
+    def updated(self, theta: Vector, server: State, mean: State | None, info: RoundInfo) -> tuple[Vector, State]:
+        """Theta and the vectors that clients have, after a round."""
+        after, state = self.server.updated(theta, {name: server[name] for name in self.names}, mean, info)
+        return after, {name: state[name] for name in self.names}
 
     def require_same_update(
         self, theta: Vector, server: State, mean: State | None, info: RoundInfo, expected: tuple[Vector, State]
     ) -> None:
         """Repeat an update from the state before it, and require the server's result bit for bit."""
-        after, state = self.server.updated(theta, {name: server[name] for name in self.names}, mean, info)
+        self.seen(info, mean)
+        after, state = self.updated(theta, server, mean, info)
         for name, vector in {"theta": after, **state}.items():
             if not torch.equal(vector, expected[0] if name == "theta" else expected[1][name]):
                 raise FedadcError(

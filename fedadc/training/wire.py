@@ -30,11 +30,11 @@ VERSION = 1
 HEADER = "fedadc"  # the only entry of a file's metadata: safetensors writes several in arbitrary order
 MAX_MESSAGE_HEADER = 1 << 16  # bytes for names, shapes and numbers
 MAX_VECTORS = 16  # that a method may upload beside delta and what it tracks
-Header = TypeVar("Header", bound="_Header")
+Header = TypeVar("Header", bound="MessageHeader")
 
 
 @dataclass(frozen=True)
-class _Header:
+class MessageHeader:
     """What is in the header of every message."""
 
     version: int
@@ -45,7 +45,7 @@ class _Header:
 
 
 @dataclass(frozen=True)
-class _TaskHeader(_Header):
+class TaskHeader(MessageHeader):
     lr: float
     mean_samples: float
     steps: int
@@ -53,14 +53,14 @@ class _TaskHeader(_Header):
 
 
 @dataclass(frozen=True)
-class _ResultHeader(_Header):
+class ResultHeader(MessageHeader):
     loss: float | None  # None: not a number
     finite: bool
     keeps_state: bool
 
 
 @dataclass(frozen=True)
-class _DriftHeader(_ResultHeader):
+class DriftHeader(ResultHeader):
     distance: float | None  # None: not a number
 
 
@@ -78,47 +78,57 @@ class Wire:
         self._up = self._uploads()
 
     def __repr__(self) -> str:
-        return f"Wire({self._fingerprint[:12]}, {_size(self._down):,} bytes down, {_size(self._up):,} bytes up)"
+        return f"Wire({self._fingerprint[:12]}, {size_of(self._down):,} bytes down, {size_of(self._up):,} bytes up)"
 
     def write_task(self, broadcast: ServerBroadcast, task: ClientTask) -> bytes:
         """What the server sends to one client."""
-        header = _TaskHeader(
-            VERSION, "task", self._fingerprint, broadcast.round, task.client,
-            lr=float(broadcast.lr), mean_samples=float(broadcast.mean_samples), steps=task.steps, counted=task.counted,
-        )  # fmt: skip
+        header = self._task_header("task", broadcast, task)
         vectors = {"theta": broadcast.theta[self.agreement.sent_part]}
         vectors |= {f"server.{name}": vector for name, vector in broadcast.server.items()}
-        return _packed(header, {name: vectors[name] for name in self._down})
+        return packed(header, {name: vectors[name] for name in self._down})
+
+    def _origin(self, kind: str) -> tuple[int, str, str]:
+        return VERSION, kind, self._fingerprint
+
+    def _task_header(self, kind: str, broadcast: ServerBroadcast, task: ClientTask) -> TaskHeader:
+        return TaskHeader(
+            *self._origin(kind), broadcast.round, task.client,
+            lr=float(broadcast.lr), mean_samples=float(broadcast.mean_samples), steps=task.steps, counted=task.counted,
+        )  # fmt: skip
 
     def read_task(self, content: bytes) -> tuple[ServerBroadcast, ClientTask]:
         """What a client reads. The part of theta that is not sent is that of the initial weights."""
-        header, tensors = self._unpacked(content, "task", _TaskHeader, _size(self._down))
-        _require_alike(tensors, self._down)
+        header, tensors = self._unpacked(content, "task", TaskHeader, size_of(self._down))
+        require_alike(tensors, self._down)
         device = self.agreement.model.device
         theta = self.agreement.start.clone()
         if "theta" in tensors:
             theta[self.agreement.sent_part] = tensors["theta"].to(device)
         vectors = {name.removeprefix("server."): v.to(device) for name, v in tensors.items() if name != "theta"}
+        self._require_possible(header)
+        broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_samples)
+        return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
+
+    @staticmethod
+    def _require_possible(header: TaskHeader) -> None:
         whole, real = (header.steps, header.round), (header.lr, header.mean_samples)
         valid = all(1 <= n <= MOST for n in whole) and all(0 < n < math.inf for n in real)
         require(valid, f"the message has impossible numbers: steps and round {whole}, lr and mean samples {real}.")
-        broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_samples)
-        return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
 
     def write_result(self, round: int, result: ClientResult, keeps_state: bool) -> bytes:
         """What a client sends back. Its new state stays with it."""
         loss = result.loss if math.isfinite(result.loss) else None
-        facts = (VERSION, "result", self._fingerprint, round, result.client, loss, result.finite, keeps_state)
-        header = _ResultHeader(*facts)
+        facts = (*self._origin("result"), round, result.client, loss, result.finite, keeps_state)
+        header = ResultHeader(*facts)
         if self.agreement.drift:
-            header = _DriftHeader(*facts, result.distance if math.isfinite(result.distance) else None)
-        return _packed(header, result.upload)
+            header = DriftHeader(*facts, result.distance if math.isfinite(result.distance) else None)
+        return packed(header, result.upload)
 
     def read_result(self, content: bytes, round: int, task: ClientTask) -> tuple[ClientResult, bool]:
         """What the server reads, and whether the client keeps a state. It must be the answer to this task."""
         theta = self.agreement.start
-        most = _size(self._up) + MAX_VECTORS * theta.numel() * theta.element_size()
-        kind = _DriftHeader if self.agreement.drift else _ResultHeader
+        most = size_of(self._up) + MAX_VECTORS * theta.numel() * theta.element_size()
+        kind = DriftHeader if self.agreement.drift else ResultHeader
         header, tensors = self._unpacked(content, "result", kind, most)
         asked, answered = (round, task.client), (header.round, header.client)
         require(
@@ -145,7 +155,7 @@ class Wire:
         others = {name: v for name, v in tensors.items() if name not in self._up}
         delta = [name for name in others if name == "delta" or name.startswith(DELTA)]
         require(not delta, f"the upload has {', '.join(delta)[:60]}, which the uplink of this run does not send.")
-        _require_alike({name: v for name, v in tensors.items() if name in self._up}, self._up)
+        require_alike({name: v for name, v in tensors.items() if name in self._up}, self._up)
         require(len(others) <= MAX_VECTORS, f"the upload has {len(others)} further vectors; {MAX_VECTORS} are allowed.")
         for name, vector in others.items():  # of a user-defined method
             require(
@@ -153,17 +163,19 @@ class Wire:
                 f"the upload's {name[:60]} is larger than the model, or has another type.",
             )
 
+    @staticmethod
+    def kind_of(content: bytes) -> str:
+        """What kind of message it is."""
+        return str(_tree_of(content)["kind"])
+
     def _unpacked(self, content: bytes, kind: str, cls: type[Header], most: int) -> tuple[Header, State]:
         """The header and the tensors of a message that is not larger than expected."""
         require(
             len(content) <= most + MAX_MESSAGE_HEADER,
             f"a message of {len(content)} bytes is larger than a {kind} can be.",
         )
-        try:
-            tree = json.loads(_metadata(content)[HEADER])
-            version, found, agreement = tree["version"], tree["kind"], tree["agreement"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise FedadcError("the message is damaged, or not one of fedadc.") from None
+        tree = _tree_of(content)
+        version, found, agreement = tree["version"], tree["kind"], tree["agreement"]
         require(version == VERSION, f"the message has version {version!r:.20}; this fedadc reads version {VERSION}.")
         require(found == kind, f"the message is a {found!r:.20}, but a {kind} is expected.")
         require(
@@ -178,7 +190,7 @@ class Wire:
         return cls(**tree), tensors
 
 
-def _wrong_entries(header: type[_Header], tree: Mapping[str, Any]) -> list[str]:
+def _wrong_entries(header: type[MessageHeader], tree: Mapping[str, Any]) -> list[str]:
     """The names of entries that a header lacks, should not have, or that have another type.
 
     Without pydantic, which takes long to import: a site may start a process for every message.
@@ -189,7 +201,7 @@ def _wrong_entries(header: type[_Header], tree: Mapping[str, Any]) -> list[str]:
     return wrong + [name for name, value in tree.items() if name in types and type(value) not in types[name]]
 
 
-def _packed(header: _Header, tensors: Mapping[str, Tensor]) -> bytes:
+def packed(header: MessageHeader, tensors: Mapping[str, Tensor]) -> bytes:
     return to_safetensors(tensors, {HEADER: json.dumps(vars(header), allow_nan=False)})
 
 
@@ -200,18 +212,28 @@ def _metadata(content: bytes) -> Any:
     return json.loads(content[8 : 8 + length])["__metadata__"]
 
 
-def _distance_in(header: _ResultHeader) -> float:
+def _tree_of(content: bytes) -> dict[str, Any]:
+    """The header of a message, as far as every version has it."""
+    try:
+        tree: dict[str, Any] = json.loads(_metadata(content)[HEADER])
+        require({"version", "kind", "agreement"} <= tree.keys(), "the message is damaged, or not one of fedadc.")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FedadcError("the message is damaged, or not one of fedadc.") from None
+    return tree
+
+
+def _distance_in(header: ResultHeader) -> float:
     """The distance that a client has measured; NaN if it was not asked for, or is none."""
-    distance = header.distance if isinstance(header, _DriftHeader) else None
+    distance = header.distance if isinstance(header, DriftHeader) else None
     require(distance is None or 0 <= distance < math.inf, f"the message has an impossible distance: {distance}.")
     return math.nan if distance is None else distance
 
 
-def _size(tensors: Mapping[str, Tensor]) -> int:
+def size_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(v.numel() * v.element_size() for v in tensors.values())
 
 
-def _require_alike(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def require_alike(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     names = sorted(tensors.keys() ^ expected.keys())
     require(not names, f"the message lacks or should not have {', '.join(names)[:100]}.")
     for name, tensor in tensors.items():
