@@ -20,6 +20,7 @@ from fedadc.cli.app import app
 from fedadc.cluster.doctor import examine
 from fedadc.errors import FedadcError
 from fedadc.sites.app import write_app
+from fedadc.sites.certificates import Certificates
 from fedadc.sites.trial import end_processes, train_on_this_machine
 
 TREE: dict[str, Any] = {
@@ -51,6 +52,7 @@ TWINS = {
     "init": fedadc.init,
     "federation init": write_app,
     "federation up": train_on_this_machine,
+    "federation certificates": Certificates.create,
     "federation down": end_processes,
     "data get": fedadc.download,
     "data show": fedadc.label_counts,

@@ -34,20 +34,46 @@ def federation_up(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the SuperLink (default: a free one).")
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt all connections, and let sites prove who they are.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Start a federation on this machine, for trying: deal the data, train to the end, and stop it. A run goes on."""
     from fedadc.cli.terminal import note, progress_of_federation
     from fedadc.errors import require
     from fedadc.runs.record import load_config
-    from fedadc.sites.trial import prepared, train_here
+    from fedadc.sites.trial import prepared, secure, train_here
 
     require(config is not None or not overrides, "settings can be changed with --config only, before a run begins.")
     chosen = None if config is None else load_config(config, overrides or (), notes=note)
     federation, known = prepared(folder, chosen, sites, data_dir, port)
+    secure(federation, tls, note)
     with progress_of_federation(known.rounds, folder.name) as (watch, show):
         out = train_here(federation, known, port, watch, note, show)
     typer.echo(f"the run is in {out}")
+
+
+def federation_certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for certificates and keys.")],
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address by which sites reach the server.")
+    ] = None,
+    sites: Annotated[list[str] | None, typer.Option("--site", help="A site that needs a key.")] = None,
+    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.")] = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="Replace the server's certificate and key.")] = False,
+) -> None:
+    """Make certificates and keys for a federation: an authority, the server's certificate, a key per site."""
+    from fedadc.sites.certificates import Certificates
+
+    certificates = Certificates(folder)
+    if renew:
+        certificates.renew(hosts or certificates.hosts(), days)
+        typer.echo(f"renewed {certificates.server}; start the SuperLink again. Sites need nothing new.")
+        return
+    for path in certificates.create(hosts or certificates.hosts(), sites or (), days):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"the certificates are valid for {certificates.days_left():.0f} days")
 
 
 def federation_down(folder: Folder) -> None:

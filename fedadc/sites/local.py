@@ -22,12 +22,13 @@ from typing import Any
 
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.app import LOCAL_FOLDER
+from fedadc.sites.certificates import Certificates
 from fedadc.sites.dealing import DealtData
 from fedadc.sites.node import ALLOWED
 from fedadc.system.files import write_file
 
 MARK = "FEDADC_FEDERATION"  # the environment variable of all processes of a federation: its folder
-DEALT, RUN, LOGS, HOME = "dealt.json", "run", "logs", "flower"
+DEALT, RUN, LOGS, HOME, TLS = "dealt.json", "run", "logs", "flower", "tls"
 START = 60.0  # seconds for the SuperLink to listen
 END = 10.0  # seconds for processes to end when they are asked to
 LOOK_EVERY = 0.2
@@ -62,6 +63,20 @@ class LocalFederation:
         text = json.dumps({"sites": sites, "server": None if dealt.server is None else str(dealt.server)}, indent=1)
         write_file(self.folder / DEALT, text.encode())
 
+    @property
+    def certificates(self) -> Certificates | None:
+        """The certificates and keys of this federation; None: it works without TLS."""
+        found = Certificates(self.folder / TLS)
+        return found if found.authority.is_file() else None
+
+    def secure(self) -> str | None:
+        """Make what TLS and the authentication of sites need, if it is not there; returns a warning about it."""
+        dealt = self.dealt
+        assert dealt is not None
+        certificates = Certificates(self.folder / TLS)
+        certificates.create(["localhost", "127.0.0.1"], list(dealt.sites))
+        return certificates.warning()
+
     def processes(self) -> list[int]:
         """All processes of this federation, also those that Flower has started."""
         mark = f"{MARK}={self.folder}"
@@ -87,7 +102,8 @@ class LocalFederation:
         assert dealt is not None
         address = f"127.0.0.1:{free_port() if port is None else port}"
         self.start_link(address)
-        notes(f"the SuperLink is at {address}")
+        notes(f"the SuperLink is at {address}{'' if self.certificates is None else ', with TLS'}")
+        self.register_sites(address)
         for name in dealt.sites:
             self.start_site(name, address)
         notes(f"{len(dealt.sites)} SuperNodes were started: {', '.join(list(dealt.sites)[:20])}")
@@ -97,7 +113,8 @@ class LocalFederation:
         """Start the SuperLink, and wait until it listens. Its database is a file, so that it may be killed."""
         host, _, port = address.rpartition(":")
         require_free(int(port), host)
-        words = ["--insecure", "--disable-runtime-dependency-installation", "--host", host, "--port", port]
+        secured = ["--insecure"] if self.certificates is None else self.certificates.link_options
+        words = [*secured, "--disable-runtime-dependency-installation", "--host", host, "--port", port]
         link = self.start_program(
             "superlink", "flower-superlink", [*words, "--database", database or str(self.folder / "state.db")]
         )
@@ -121,18 +138,41 @@ class LocalFederation:
             "allow": " ".join(ALLOWED),
         }  # fmt: skip
         settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
-        words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", settings]
+        secured = ["--insecure"] if self.certificates is None else self.certificates.site_options(name)
+        words = [*secured, "--superlink", address, "--port", str(free_port()), "--node-config", settings]
         return self.start_program(f"site-{name}", "flower-supernode", words)
 
     def start_run(self, address: str) -> subprocess.Popen[bytes]:
         """Start the run, or go on with it; the process ends with the run."""
-        dealt, home = self.dealt, self.folder / HOME
+        dealt = self.dealt
         assert dealt is not None
-        home.mkdir(parents=True, exist_ok=True)
-        connection = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{address}"\ninsecure = true\n'
-        write_file(home / "config.toml", connection.encode())
+        self.write_connection(address)
         settings = f"out={json.dumps(str(self.run))} server-data={json.dumps(str(dealt.server or ''))}"
         return self.start_program("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
+
+    def write_connection(self, address: str) -> None:
+        """Tell Flower's commands where the SuperLink is."""
+        (self.folder / HOME).mkdir(parents=True, exist_ok=True)
+        trusted = "insecure = true"
+        if self.certificates is not None:
+            trusted = f"insecure = false\nroot-certificates = {json.dumps(str(self.certificates.authority))}"
+        connection = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{address}"\n{trusted}\n'
+        write_file(self.folder / HOME / "config.toml", connection.encode())
+
+    def register_sites(self, address: str) -> None:
+        """Register the keys of all sites at the SuperLink; those that it knows stay."""
+        dealt, certificates = self.dealt, self.certificates
+        if certificates is None or dealt is None:
+            return
+        self.write_connection(address)
+        starting = [
+            self.start_program(
+                "register", "flwr", ["supernode", "register", str(certificates.public_key(name)), "local"]
+            )
+            for name in dealt.sites
+        ]
+        for process in starting:
+            process.wait(START)
 
     def start_program(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program of Flower, which belongs to this federation; `name` is that of its log."""

@@ -21,7 +21,7 @@ from fedadc.runs.record import is_finished
 from fedadc.runs.runner import Watcher
 from fedadc.sites.app import APP_CONFIG, config_of_app, write_app, write_app_files
 from fedadc.sites.dealing import deal
-from fedadc.sites.local import LOGS, LOOK_EVERY, LocalFederation, require_free
+from fedadc.sites.local import LOGS, LOOK_EVERY, TLS, LocalFederation, require_free
 from fedadc.sites.status import read_failure, read_status, status_file
 from fedadc.system.files import folder_lock
 from fedadc.system.processes import cores
@@ -71,12 +71,27 @@ def train_on_this_machine(
     sites: int | None = None,
     port: int | None = None,
     data_dir: Path | None = None,
+    tls: bool = False,
     watch: Watcher | None = None,
     notes: Notes = log.info,
 ) -> Path:
-    """Deal the data of a config to sites and train with them; or go on with the federation in a folder."""
+    """Deal the data of a config to sites and train with them; or go on with the federation in a folder.
+
+    With `tls`, connections are encrypted, and sites prove who they are; certificates and keys are made for it.
+    """
     federation, known = prepared(folder, config, sites, data_dir, port)
+    secure(federation, tls, notes)
     return train_here(federation, known, port, watch or (lambda record: None), notes, lambda sentence: None)
+
+
+def secure(federation: LocalFederation, tls: bool, notes: Notes) -> None:
+    """Make certificates and keys for a federation if it wants them, and say if they expire soon."""
+    require(
+        tls or federation.certificates is None,
+        f"{federation.app} was started with TLS; say --tls to go on, or delete {federation.folder / TLS}.",
+    )
+    if tls and (warning := federation.secure()) is not None:
+        notes(warning)
 
 
 def end_processes(folder: Path) -> int:

@@ -13,7 +13,7 @@ from fedadc.config.settings import Config
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config
-from fedadc.sites.trial import prepared
+from fedadc.sites.trial import prepared, train_on_this_machine
 from federations import CONFIG, config_of, parts_of, require_same_bits, simulated, trained
 
 pytestmark = [linux, pytest.mark.usefixtures("nothing_is_left")]
@@ -83,3 +83,14 @@ def test_a_method_of_the_user(tmp_path: Path) -> None:
 def test_twenty_sites(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 20, "partition": {"name": "dirichlet", "alpha": 1.0}}
     check(config_of(method="scaffold", rounds=2, data=data, cohort={"size": 5}), tmp_path)
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("downlink", ["broadcast", "overlap"])
+def test_sites_that_repeat_the_update_of_the_server_behind_tls(downlink: str, tmp_path: Path) -> None:
+    changes = {"method": "fedadc", "rounds": 4, "cohort": {"size": 1}, "communication": {"downlink": downlink}}
+    config = config_of(**changes)
+    here = simulated(config, tmp_path / "here")
+    train_on_this_machine(tmp_path / "there", config, sites=config.data.clients, tls=True)
+    require_same_bits(here, tmp_path / "here", tmp_path / "there")
+    assert "https://" in (tmp_path / "there/local/logs/superlink.log").read_text()
