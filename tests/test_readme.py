@@ -16,7 +16,7 @@ from commands import command as run_command
 from commands import fine
 from fedadc.communication.clock import Clock
 from fedadc.communication.network import Communication
-from fedadc.config.build import prepare
+from fedadc.config.build import FILLED_IN, prepare
 from fedadc.config.settings import (
     Checkpointing,
     CohortConfig,
@@ -134,7 +134,7 @@ def test_every_key_of_a_config_is_explained() -> None:
         for field in dataclasses.fields(cls):
             assert field.name in branches or f"`{node}{field.name}`" in text, f"{node}{field.name}"
     for loader in DATASETS.values():
-        for name in inspect.signature(loader).parameters.keys() - {"data_dir", "path", "test", "held_out"}:
+        for name in inspect.signature(loader).parameters.keys() - {"path", "test", *FILLED_IN}:
             assert f"`data.{name}`" in text, name
 
 
