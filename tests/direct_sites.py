@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedadc.runs.record import load_config
 from fedadc.sites.node import ALLOWED, NodeSettings
 from fedadc.sites.packets import Kind, Lost, Packet
 from fedadc.sites.replies import reply
+from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
 
 CLIENTS = ("anna", "bert", "carl", "dora", "emil")
@@ -45,6 +47,17 @@ class Direct:
 
 class Interrupted(Exception):
     """The server dies."""
+
+
+def served_by_mortals(config: Any, sites: Collection[Site], out: Path, limits: Collection[int]) -> int:
+    """Serve a run with servers that die after so many messages, one after the other; returns how many have died."""
+    for deaths, limit in enumerate(limits):
+        transport = Direct(sites)
+        transport.limit = limit
+        with suppress(Interrupted):
+            serve(config, transport, out)
+            return deaths
+    raise AssertionError("the last server has died too")
 
 
 def split_arrays(folder: Path) -> None:

@@ -213,14 +213,8 @@ class SiteFederation(ServerHalf):
     def _ended(self, info: RoundInfo, mean: State | None) -> None:
         self.engine.deliveries.ended(info, mean, len(self.terms.names), self.engine.facts)
 
-    def rounds(
-        self,
-        rounds: int,
-        start: RunState | None = None,
-        stop_at_accuracy: float | None = None,
-        trusted: bool = False,
-    ) -> Iterator[Round]:
-        for result in super().rounds(rounds, start, stop_at_accuracy, trusted):
+    def _completed(self, stream: Iterator[Round]) -> Iterator[Round]:
+        for result in stream:
             yield replace(result, metrics={**result.metrics, **self.engine.take_bytes()})
 
     def _admit(self) -> None:
