@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedadc.runs.record import load_config
 from fedadc.sites.node import ALLOWED, NodeSettings
-from fedadc.sites.packets import Kind, Lost, Packet
+from fedadc.sites.packets import HEADER_LENGTH, PROBLEM, Kind, Lost, Packet
 from fedadc.sites.replies import reply
 from fedadc.sites.serving import serve
 from fedadc.sites.site import Site
@@ -47,6 +50,63 @@ class Direct:
 
 class Interrupted(Exception):
     """The server dies."""
+
+
+def round_of(packet: Packet) -> int:
+    """The round of a training message."""
+    header = json.loads(packet.head[HEADER_LENGTH:])
+    found: int = json.loads(header["__metadata__"]["fedadc"])["round"]
+    return found
+
+
+class Unreliable(Direct):
+    """Sites with faults: (round, name) -> what happens to the upload. Sites come and go before given rounds."""
+
+    def __init__(
+        self,
+        sites: Collection[Site],
+        faults: Mapping[tuple[int, str], str] | None = None,
+        here: Mapping[str, Collection[int]] | None = None,  # rounds before which a site is connected; others: always
+    ) -> None:
+        super().__init__(sites)
+        self.faults, self.here, self.round = dict(faults or {}), dict(here or {}), 1
+        self.late: dict[str, Packet | Lost] = {}
+        self.asked: list[tuple[int, str]] = []
+
+    def nodes(self) -> Collection[int]:
+        return [n for n, site in self.sites.items() if self.round in self.here.get(site.name, (self.round,))]
+
+    def send(self, node: int, kind: Kind, packet: Packet) -> str:
+        if kind == "refuse":
+            self.answers["refused"] = Packet()
+            return "refused"
+        number = super().send(node, kind, packet)
+        if kind != "train":
+            return number
+        name, round = self.sites[node].name, round_of(packet)
+        self.asked.append((round, name))
+        fault = self.faults.get((round, name), "")
+        answer = self.answers[number]
+        assert isinstance(answer, Packet)
+        if fault.startswith("late"):
+            self.late[number] = self.answers.pop(number)
+            if fault == "late once":
+                del self.faults[round, name]
+        elif fault == "garbage":
+            self.answers[number] = Packet({}, random.Random(round).randbytes(100), b"")
+        elif fault == "truncated":
+            self.answers[number] = Packet({}, answer.head, answer.body[:-3])
+        elif fault == "nan":
+            body = torch.full((len(answer.body) // 4,), torch.nan).numpy().tobytes()
+            self.answers[number] = Packet({}, answer.head, body)
+        elif fault == "problem":
+            self.answers[number] = Packet({PROBLEM: "the disk is full"})
+        return number
+
+    def after(self, record: Mapping[str, Any]) -> None:
+        """A round is over: what was late comes now, and sites come and go."""
+        self.answers |= self.late
+        self.late, self.round = {}, record["round"] + 1
 
 
 def served_by_mortals(config: Any, sites: Collection[Site], out: Path, limits: Collection[int]) -> int:

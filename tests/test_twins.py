@@ -21,6 +21,7 @@ from fedadc.cluster.doctor import examine
 from fedadc.errors import FedadcError
 from fedadc.sites.app import write_app
 from fedadc.sites.certificates import Certificates
+from fedadc.sites.overview import federation_status
 from fedadc.sites.trial import end_processes, train_on_this_machine
 
 TREE: dict[str, Any] = {
@@ -53,6 +54,7 @@ TWINS = {
     "federation init": write_app,
     "federation up": train_on_this_machine,
     "federation certificates": Certificates.create,
+    "federation status": federation_status,
     "federation down": end_processes,
     "data get": fedadc.download,
     "data show": fedadc.label_counts,

@@ -1,13 +1,14 @@
-"""The commands of real federations: `federation init`, `up`, `down`."""
+"""The commands of real federations: `federation init`, `up`, `status` and so on."""
 
 from __future__ import annotations
 
+import json as json_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedadc.cli.options import DataDir, Overrides
+from fedadc.cli.options import DataDir, Json, Overrides
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the app.")]
 GivenConfig = Annotated[Path | None, typer.Option("--config", help="A config, as `fedadc run` takes it.")]
@@ -52,6 +53,22 @@ def federation_up(
     with progress_of_federation(known.rounds, folder.name) as (watch, show):
         out = train_here(federation, known, port, watch, note, show)
     typer.echo(f"the run is in {out}")
+
+
+def federation_status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, or the folder of a trial.")],
+    json: Json = False,
+) -> None:
+    """Show how a federation stands: who is in, who is late, the last round, bytes and errors."""
+    from fedadc.sites.overview import federation_status as read
+
+    found = read(folder)
+    if json:
+        typer.echo(json_module.dumps(found.as_json(), indent=2))
+        return
+    from fedadc.cli.site_output import show_overview
+
+    show_overview(found)
 
 
 def federation_certificates(

@@ -19,6 +19,7 @@ class NoAnswer:
     """No answer came, or none that is accepted, and why."""
 
     reason: str
+    said: bool = False  # whether the client itself says it
 
 
 Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes | NoAnswer | None]]
@@ -37,6 +38,7 @@ class Remote:
     write: Callable[[ServerBroadcast, ClientTask], bytes] | None = (
         None  # the message of a task; None: `Wire.write_task`
     )
+    leave_out: Callable[[int, str, bytes | NoAnswer | None], None] | None = None  # is told a client, why, its answer
     _events: EventLog = field(default_factory=EventLog)
 
     def __post_init__(self) -> None:
@@ -57,12 +59,17 @@ class Remote:
                 first = first or result.upload
                 part = self._read(result, task.weight, first)
             except FedadcError as error:
-                self._events.record(f"round {broadcast.round}, client {task.client}: {one_line(error)}; it is left out")
+                self._left_out(broadcast.round, task.client, one_line(error), answer)
                 continue
             if not part.reports[0].finite:
-                where = f"round {broadcast.round}, client {task.client}"
-                self._events.record(f"{where}: its update is not finite, or too large; it is left out")
+                self._left_out(broadcast.round, task.client, "its update is not finite, or too large", answer)
             yield PartialSum(part.sum, [replace(part.reports[0], state=None if keeps_state else {})])
+
+    def _left_out(self, round: int, client: int, reason: str, answer: bytes | NoAnswer | None) -> None:
+        if self.leave_out is not None:
+            self.leave_out(client, reason, answer)
+        else:
+            self._events.record(f"round {round}, client {client}: {reason}; it is left out")
 
     def _read(self, result: ClientResult, weight: float, first: State) -> PartialSum:
         alike = result.upload.keys() == first.keys() and all(

@@ -66,6 +66,8 @@ clientapp = "client_app:app"
 out = "runs/{name}"
 # {server_help}
 server-data = ""
+# {metrics_help}
+metrics = ""
 # {sites_help}
 sites-data = ""
 """
@@ -113,7 +115,8 @@ def write_app_files(folder: Path, config: Config, name: str | None = None) -> No
     """Write the files of an app, also over those that are there; its config comes last, and makes it an app."""
     name = app_name(name or folder.resolve().name)
     helps = {
-        f"{key}_help": RUN_CONFIG[option] for key, option in zip(("out", "server", "sites"), RUN_CONFIG, strict=True)
+        f"{key}_help": RUN_CONFIG[option]
+        for key, option in zip(("out", "server", "metrics", "sites"), RUN_CONFIG, strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
     files = {

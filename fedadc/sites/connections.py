@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedadc.engines.pooled import EventLog
+from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, WorkersLost, require
+from fedadc.sites.journal import Journal
 from fedadc.sites.packets import PROBLEM, Kind, Lost, NotSent, Packet
 from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
+MOST_SAID = 500  # characters of what a site says
 REFUSAL_ARRIVES = 15.0  # seconds, at most
 
 
@@ -69,13 +71,13 @@ class SiteConnections:
         self,
         transport: Transport,
         patience: float,
-        watch: Callable[[Activity], None] = lambda activity: None,
+        journal: Journal | None = None,  # is told what happens
         at_once: int | None = None,  # requests that are open at the same time; None: any number
         open: bool = False,  # whether sites may join later
     ) -> None:
-        self.transport, self.patience, self.watch, self.open = transport, patience, watch, open
+        self.transport, self.patience, self.open = transport, patience, open
+        self.journal = journal or Journal()
         self.at_once = sys.maxsize if at_once is None else at_once
-        self.events = EventLog()
         self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
         self.said: dict[str, Packet] = {}  # client -> its answer to that
         self.found: dict[str, int] = {}  # client -> node
@@ -112,7 +114,7 @@ class SiteConnections:
                 require(not isinstance(wanted, int) and name not in wanted, problem, Refused)
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
             absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in self.found)
-            self.watch(Activity(JOIN, total, len(names), absent, tuple(sorted(self.found))))
+            self.journal.activity(Activity(JOIN, total, len(names), absent, tuple(sorted(self.found))))
             waited = time.monotonic() - began
             if len(names) >= total or (enough is not None and len(names) >= enough and waited > within):
                 require(
@@ -133,7 +135,7 @@ class SiteConnections:
         self._take_awaited(nodes)
         new = sorted(nodes - self._asked.keys() - self._known)
         for node in new[: max(0, self.at_once - len(self._asked))]:
-            if (number := self.sent(node, "hello", self.hello)) is not None:
+            if (number := self.sent("", node, "hello", self.hello)) is not None:
                 self._asked[node] = number
         self._asked = {node: number for node, number in self._asked.items() if node in nodes}
         self._known &= nodes
@@ -154,20 +156,20 @@ class SiteConnections:
     def _add(self, name: str, node: int, answer: Packet) -> None:
         if PROBLEM in answer.facts:
             self._problems.append((name, problem_of(name, answer)))
-            self.events.record(f"a site cannot take part: {self._problems[-1][1]}")
+            self.journal.happened("refused", f"a site cannot take part: {self._problems[-1][1]}", name)
             return
         if self.found.get(name, node) != node and self._joining:
             problem = f"two sites are called {name}; every site needs a name of its own."
-            self._refuse(node, problem)
+            self._refuse(name, node, problem)
             raise Refused(problem)
         if self.found.get(name, node) != node:  # Flower notices the end of the node that it had some time later
-            self.events.record(f"site {name} has started again")
+            self.journal.happened("returned", f"site {name} has started again", name)
         self.found[name], self.said[name] = node, answer
 
-    def _refuse(self, node: int, reason: str) -> None:
+    def _refuse(self, name: str, node: int, reason: str) -> None:
         """Tell a site that it does not take part."""
-        self.events.record(f"a site was refused: {reason}")
-        if (number := self.sent(node, "refuse", Packet({"reason": reason}))) is not None:
+        self.journal.happened("refused", f"a site was refused: {reason}", name)
+        if (number := self.sent(name, node, "refuse", Packet({"reason": reason}))) is not None:
             self._refusals.append(number)
 
     def _await_refusals(self) -> None:
@@ -183,24 +185,32 @@ class SiteConnections:
 
     def turn_away(self, name: str, reason: str) -> None:
         """Refuse a site that wishes to join."""
-        self._refuse(self.found.pop(name), reason)
+        self._refuse(name, self.found.pop(name), reason)
 
     def _refuse_strangers(self, roster: Sequence[str]) -> None:
         for name in [name for name in self.found if name not in roster]:
-            self._refuse(self.found.pop(name), f"{name} is not in federation.sites ({', '.join(roster)[:200]}).")
+            self._refuse(name, self.found.pop(name), f"{name} is not in federation.sites ({', '.join(roster)[:200]}).")
 
-    def sent(self, node: int, kind: Kind, packet: Packet) -> str | None:
+    def sent(self, name: str, node: int, kind: Kind, packet: Packet) -> str | None:
+        """Send a message; None: it could not be sent just now."""
         try:
             number = self.transport.send(node, kind, packet)
-            self.bytes_down[kind] += packet.size
-            return number
         except NotSent as error:
-            self.events.record(f"a message could not be sent ({error}); it is sent again")
+            self.journal.happened("waiting", f"a message could not be sent ({error}); it is sent again", name)
             return None
+        self.bytes_down[kind] += packet.size
+        if name:
+            self.journal.sent(name, packet.size)
+        return number
+
+    def received(self, name: str, kind: Kind, answer: Packet) -> None:
+        """Count an answer that has come."""
+        self.bytes_up[kind] += answer.size
+        self.journal.received(name, answer.size)
 
     def forget(self, name: str, node: int, reason: str) -> None:
         """A message to a node was lost; the site is found again when it answers as this node or as another."""
-        self.events.record(f"site {name} was lost ({reason}); it is asked again")
+        self.journal.happened("lost", f"site {name} was lost ({reason}); it is asked again", name)
         if self.found.get(name) == node:
             del self.found[name]
             self._known.discard(node)
@@ -210,7 +220,8 @@ class SiteConnections:
 
         def refuse(answer: Packet | Lost) -> None:
             if isinstance(answer, Packet):
-                self.events.record(f"{what} of site {name}{' came too late and' if late else ''} is refused")
+                came = " came too late and" if late else ""
+                self.journal.happened("refused", f"{what} of site {name}{came} is refused", name)
 
         self._awaited |= {number: _Awaited(name, node, late, refuse) for number, node in messages.items()}
 
@@ -218,6 +229,10 @@ class SiteConnections:
     def busy(self) -> set[str]:
         """Sites that are still at work on something that is no longer waited for."""
         return {awaited.name for awaited in self._awaited.values() if awaited.busy}
+
+    def absent(self, name: str) -> NoAnswer:
+        """Why a site cannot be asked now."""
+        return NoAnswer(f"it is {'still busy with an earlier round' if name in self.busy else 'not connected'}")
 
     def post(self, name: str, kind: Kind, packet: Packet, done: Callable[[Packet | Lost], None]) -> None:
         """Send a message when there is time for it, and go on. A site that is not connected does not get it."""
@@ -234,7 +249,7 @@ class SiteConnections:
         for parcel in self._outbox[: max(0, most)]:
             self._outbox.remove(parcel)
             node = self.found.get(parcel.name)
-            number = None if node is None else self.sent(node, parcel.kind, parcel.packet)
+            number = None if node is None else self.sent(parcel.name, node, parcel.kind, parcel.packet)
             if node is None or number is None:
                 parcel.done(Lost("it could not be sent"))
             else:
@@ -248,5 +263,5 @@ class SiteConnections:
 
 
 def problem_of(name: str, answer: Packet) -> str:
-    site, problem = f"site {name}" if name else "a site", str(answer.facts[PROBLEM])
+    site, problem = f"site {name}" if name else "a site", " ".join(str(answer.facts[PROBLEM]).split())[:MOST_SAID]
     return problem if name and site in problem else f"{site}: {problem}"

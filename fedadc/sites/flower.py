@@ -158,8 +158,7 @@ def server_app(app_file: str) -> ServerApp:
             if name not in RUN_CONFIG:
                 raise unknown("--run-config: setting", name, RUN_CONFIG)
         out, data = Path(str(given.get("out") or "run")).expanduser(), str(given.get("server-data") or "")
-        serve(
-            config_of_app(folder), GridTransport(grid), out, Path(data).expanduser() if data else None, notes=log.info
-        )
+        own, metrics = Path(data).expanduser() if data else None, str(given.get("metrics") or "")
+        serve(config_of_app(folder), GridTransport(grid), out, own, notes=log.info, metrics=metrics)
 
     return app

@@ -19,6 +19,7 @@ HAS = "has"  # fact of an answer to `keep`: the round whose state the site has n
 RUN_CONFIG = {
     "out": "the run directory on the server's machine; a run that is there goes on",
     "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
+    "metrics": "where Prometheus may ask for figures on the server's machine: a port, or host:port",
     "sites-data": "in Flower's simulation: a folder with one file per site",
 }
 HEADER_LENGTH = 8  # bytes at the beginning of a safetensors file, which have the length of its header

@@ -105,7 +105,7 @@ class Requests:
     def _tell(self, position: int) -> None:
         missing = tuple(request.name for request in self.waiting[position:] if request.name not in self._came)
         many, connected = len(self.waiting), tuple(sorted(self.connections.found))
-        self.connections.watch(Activity(self.kind, many, many - len(missing), missing, connected))
+        self.connections.journal.activity(Activity(self.kind, many, many - len(missing), missing, connected))
 
     def _send(self, position: int) -> None:
         waiting = [request for request in self.waiting[position:] if request.name not in self._came]
@@ -118,7 +118,7 @@ class Requests:
             ready = request.is_due and request.name not in not_now and not self._over
             if ready and node is not None and under_way < self.connections.at_once:
                 under_way += 1
-                if (number := self.connections.sent(node, self.kind, request.packet)) is not None:
+                if (number := self.connections.sent(request.name, node, self.kind, request.packet)) is not None:
                     request.numbers[number], request.send_again = node, False
         self.connections.send_posted(self.connections.at_once - under_way)
 
@@ -133,7 +133,7 @@ class Requests:
                 self.connections.forget(request.name, node, answer.reason)
                 continue
             self._last = time.monotonic()
-            self.connections.bytes_up[self.kind] += answer.size
+            self.connections.received(request.name, self.kind, answer)
             self._good += PROBLEM not in answer.facts
             self._came.setdefault(request.name, answer)
 
@@ -154,7 +154,7 @@ class Requests:
         except FedadcError as error:
             if self.limits is None:
                 raise
-            return NoAnswer(str(error))
+            return NoAnswer(str(error), said=True)
         return answer
 
     def _is_over(self, position: int) -> bool:
@@ -180,7 +180,7 @@ class Requests:
         if not self._tries:
             raise WorkersLost(f"{found}.")
         self._tries -= 1
-        self.connections.events.record(f"{found}; the others are asked again")
+        self.connections.journal.happened("waiting", f"{found}; the others are asked again")
         for request in left:
             request.send_again = True
         self._began = time.monotonic()
@@ -189,9 +189,8 @@ class Requests:
         assert self.limits is not None
         self.connections.refuse_later(request.numbers, request.name, f"the {self.subject}", late=True)
         if request.numbers:
-            return NoAnswer(f"site {request.name} has not answered within {self.limits.deadline:g} seconds")
-        still = "still busy with an earlier round" if request.name in self.connections.busy else "not connected"
-        return NoAnswer(f"site {request.name} is {still}")
+            return NoAnswer(f"it has not answered within {self.limits.deadline:g} seconds")
+        return self.connections.absent(request.name)
 
     def _require_patience(self, request: _Request) -> None:
         patience = self.connections.patience

@@ -23,6 +23,7 @@ from fedadc.sites.connections import SiteConnections
 from fedadc.sites.deliveries import Deliveries
 from fedadc.sites.evaluation import SiteCounter, SiteEvaluator, from_tensors
 from fedadc.sites.joining import Terms, admit, agree_again, agreement_of, require_same_data
+from fedadc.sites.journal import Event
 from fedadc.sites.membership import SiteMembers
 from fedadc.sites.packets import Fact, Kind, Lost, Packet
 from fedadc.sites.requests import Limits, Requests, share_of
@@ -55,13 +56,14 @@ class SiteEngine:
         self.oldest: Callable[[], int] = lambda: 0  # round to which the server may go back
         downlink = coordinator.network.downlink
         self.deliveries = Deliveries(coordinator.agreement, downlink, coordinator.select, self._post)
-        self._remote = Remote(coordinator.agreement, self._exchange, self.deliveries.write)
+        self._remote = Remote(coordinator.agreement, self._exchange, self.deliveries.write, self._left_out)
         self._broadcast: ServerBroadcast | None = None
 
     def run(
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
     ) -> Iterator[PartialSum]:
         self._broadcast, cohort = broadcast, [task.client for task in tasks]
+        self.connections.journal.round = broadcast.round
         usable, heard = 0, set[int]()
         for part in self._remote.run(broadcast, tasks, states):
             usable += part.reports[0].finite
@@ -92,6 +94,12 @@ class SiteEngine:
         )
         for answer in asked.answers():
             yield answer if isinstance(answer, NoAnswer) else answer.message
+
+    def _left_out(self, client: int, reason: str, answer: bytes | NoAnswer | None) -> None:
+        name = self.terms.names[client]
+        event: Event = "refused" if isinstance(answer, bytes) else _event_of(answer)
+        text = f"{reason.removeprefix(f'site {name}: ')}; its upload is left out"
+        self.connections.journal.happened(event, f"round {self.connections.journal.round}, site {name}: {text}", name)
 
     @property
     def facts(self) -> dict[str, Fact]:
@@ -132,9 +140,10 @@ class SiteEngine:
         asked = [(name, packet) for name, packet in requests if name in here]
         answers = Requests(self.connections, kind, asked, self._agree_again, limits, "answer").answers()
         for name, _ in requests:
-            answer = next(answers) if name in here else NoAnswer(f"site {name} is not there")
+            answer = next(answers) if name in here else self.connections.absent(name)
             if isinstance(answer, NoAnswer):
-                self.connections.events.record(f"{DOING[kind]} without {name}: {answer.reason}")
+                event = _event_of(answer) if name in here else "absent"
+                self.connections.journal.happened(event, f"{DOING[kind]} without {name}: {answer.reason}", name)
             yield answer
 
     def _agree_again(self, name: str) -> None:
@@ -174,7 +183,7 @@ class SiteEngine:
             yield replace(found[batch.start][batch.split.removeprefix(self.counter.prefix)], split=batch.split)
 
     def take_events(self) -> tuple[str, ...]:
-        return (*self.connections.events.take(), *self._remote.take_events())
+        return self.connections.journal.events.take()
 
     def close(self) -> None:
         """The sites stay connected."""
@@ -223,7 +232,8 @@ class SiteFederation(ServerHalf):
             terms = self.terms
             self.engine.terms = replace(terms, names=(*terms.names, name), answers=(*terms.answers, answer))
             self.engine.connections.roster, self.coordinator.roster = self.terms.names, self.terms.roster
-            self.engine.connections.events.record(f"site {name} has joined as client {len(terms.names)}")
+            text = f"site {name} has joined as client {len(terms.names)}"
+            self.engine.connections.journal.happened("joined", text, name)
             self.joined(self.terms)
 
     def _counter(self, terms: Terms, held: Mapping[str, Samples]) -> MetricCounter:
@@ -264,6 +274,10 @@ class SiteFederation(ServerHalf):
 
     def _held_tensors(self) -> dict[str, Tensor]:
         return {f"{split}.{part}": getattr(s, part) for split, s in self.counter.splits.items() for part in "xy"}
+
+
+def _event_of(answer: NoAnswer | None) -> Event:
+    return "problem" if answer is not None and answer.said else "late"
 
 
 def _held_at_sites(terms: Terms, prefix: str) -> dict[str, tuple[int, ...]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,13 +26,17 @@ from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.connections import SiteConnections, Transport
 from fedadc.sites.finishing import finish
 from fedadc.sites.joining import Terms, join, join_again
+from fedadc.sites.journal import AuditFile, Journal, Line, LogFile, audit_file, log_file
+from fedadc.sites.progress import ProgressNotes
+from fedadc.sites.prometheus import MetricsServer
 from fedadc.sites.schema import DataSchema, from_json, to_json
 from fedadc.sites.server import HELD_OUT, SiteFederation
-from fedadc.sites.status import Reporter, status_file
+from fedadc.sites.status import Status, StatusFile, read_status, status_file
 from fedadc.sites.trace_file import TraceFile
 from fedadc.sites.tuning import request_of
-from fedadc.system.files import write_file
+from fedadc.system.files import checksum, write_file
 from fedadc.system.user_code import Notes
+from fedadc.system.version import __version__
 
 log = logging.getLogger("fedadc")
 
@@ -42,21 +48,53 @@ def serve(
     server_data: Path | None = None,  # an .npz file with the server's own test samples
     watch: Watcher | None = None,
     notes: Notes = log.info,
+    metrics: str = "",  # where Prometheus may ask for figures: a port, or host:port; empty: nowhere
 ) -> RunResult:
     """Train with the sites that a transport reaches, and write a run directory. A run that is there goes on."""
-    reporter = Reporter(status_file(out), config.rounds, notes, watch or (lambda record: None))
+    served = served_metrics(metrics, notes)
+    journal = journal_of(out, config.rounds, notes, served)
     try:
         _require_possible(config, server_data)
-        return _serve(config, transport, out, server_data, reporter)
+        result = _serve(config, transport, out, server_data, journal, watch or (lambda record: None), notes)
+        journal.finished()
+        return result
     except FedadcError as error:
-        reporter.failed(error)
+        journal.failed(error)
         raise
+    finally:
+        for server in served:
+            server.close()
 
 
-def _serve(config: Config, transport: Transport, out: Path, server_data: Path | None, reporter: Reporter) -> RunResult:
-    settings, notes = config.federation or FederationConfig(), reporter.notes
+def served_metrics(address: str, notes: Notes) -> list[MetricsServer]:
+    """A server for Prometheus, if it is wanted. One that cannot listen does not stop a run."""
+    try:
+        return [MetricsServer(address)] if address else []
+    except FedadcError as error:
+        notes(f"warning: {error}")
+        return []
+
+
+def journal_of(out: Path, rounds: int, notes: Notes, watchers: Sequence[Callable[[Status], None]] = ()) -> Journal:
+    """Tells what happens: in files beside the run directory, and in sentences."""
+    progress = ProgressNotes(rounds, notes)
+    lines: list[Callable[[Line], None]] = [LogFile(log_file(out)), AuditFile(audit_file(out)), progress.line]
+    shown: list[Callable[[Status], None]] = [StatusFile(status_file(out)), progress.watch, *watchers]
+    return Journal(rounds, lines, shown, read_status(out) if (out / METRICS).is_file() else None)
+
+
+def _serve(
+    config: Config,
+    transport: Transport,
+    out: Path,
+    server_data: Path | None,
+    journal: Journal,
+    watch: Watcher,
+    notes: Notes,
+) -> RunResult:
+    settings = config.federation or FederationConfig()
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, settings.patience, reporter.activity, settings.at_once, settings.open)
+    connections = SiteConnections(transport, settings.patience, journal, settings.at_once, settings.open)
     before = None
     if original is None:
         assert settings.sites is not None
@@ -66,6 +104,8 @@ def _serve(config: Config, transport: Transport, out: Path, server_data: Path | 
         terms = recorded_terms(out)
         before = _joined_before(out, terms)
         join_again(connections, terms, config)
+    journal.status.run, journal.round = terms.run, 0 if before is None else before[0]
+    _note_beginning(journal, connections, config, terms, "joined" if original is None else "returned")
     held = {} if server_data is None else _samples_of_server(server_data, terms.schema)
     federation = SiteFederation(config, connections, terms, held, before)
     federation.engine.oldest = lambda: oldest_checkpoint(out)
@@ -74,7 +114,8 @@ def _serve(config: Config, transport: Transport, out: Path, server_data: Path | 
 
     def follow(record: dict[str, Any]) -> None:
         trace.add(record)
-        reporter.round(record)
+        journal.round_ended(record, federation.terms.names)
+        watch(record)
 
     model = replace(federation.config.model, channels_last=terms.channels_last)
     plan = TrainingPlan(replace(complete(federation.config), model=model), federation)
@@ -84,6 +125,17 @@ def _serve(config: Config, transport: Transport, out: Path, server_data: Path | 
         notes(_about_own_models(row))
     notes(f"the run is in {out.resolve()}")
     return result
+
+
+def _note_beginning(
+    journal: Journal, connections: SiteConnections, config: Config, terms: Terms, event: Literal["joined", "returned"]
+) -> None:
+    """Lines about the beginning of a server's work: the settings, and who is there."""
+    settings = checksum(json.dumps(config.tree(), default=str).encode())
+    journal.write("began", {"config": settings, "fedadc": __version__, "schema": checksum(to_json(terms.schema))})
+    for number, name in enumerate(terms.names):
+        if name in connections.found:
+            journal.write(event, {"client": number, "data": terms.answers[number].data}, name)
 
 
 def _require_possible(config: Config, server_data: Path | None) -> None:

@@ -1,36 +1,39 @@
-"""What the server of a federation is doing: in its log, and in a small file beside its run directory."""
+"""How a federation stands: what its server waits for, and what it knows of every site. It is in a small file beside
+the run directory, which others may read while the server works.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedadc.errors import DataError, DiskError, Diverged, FedadcError, WorkersLost
 from fedadc.system.files import write_file
-from fedadc.system.user_code import Notes
 
 JOIN = "join"
 DOING = {
     JOIN: "waiting for sites",
     "describe": "sites describe their data",
+    "check": "sites check their data and the model",
     "agree": "sites prepare their data",
     "train": "sites train",
     "count": "sites evaluate",
     "finish": "sites get the final model",
 }
 SHORT = {
-    JOIN: "sites", "describe": "described", "agree": "prepared", "train": "trained", "count": "evaluated",
-    "finish": "finished",
+    JOIN: "sites", "describe": "described", "check": "checked", "agree": "prepared", "train": "trained",
+    "count": "evaluated", "finish": "finished",
 }  # fmt: skip
-EVERY_ROUND = ("train", "count")  # which are told only if they take long
-REMIND_EVERY = 60.0  # seconds
-TOLD = ("test_accuracy", "site_test_accuracy", "personal_accuracy", "train_loss")  # figures of a round
+WRITE_EVERY = 1.0  # seconds between two writings of what has changed
+ALIVE_EVERY = 10.0  # seconds between two writings of what has not
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -55,63 +58,111 @@ class Activity:
         return f"{SHORT[self.kind]} {self.answered}/{self.wanted}{last}"
 
 
+@dataclass
+class SiteStatus:
+    """What the server knows of a site."""
+
+    counted: int = 0  # the last round in which its upload was counted; 0: none
+    answered: float = 0.0  # when it answered last, in seconds since 1970; 0: never
+    bytes_up: int = 0  # of messages, without Flower's framing
+    bytes_down: int = 0
+    late: int = 0  # answers that came too late, or did not come in time
+    refused: int = 0  # answers or nodes that were refused
+    problems: int = 0  # requests that it could not do, as it says
+    lost: int = 0  # messages that were lost
+    last_problem: str = ""  # of any of these kinds
+
+
+@dataclass
+class Status:
+    """How a federation stands."""
+
+    rounds: int = 0  # of the run
+    run: str = ""
+    round: int = 0  # the last one that is complete
+    seconds: float = 0.0  # that it took
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last round that has them
+    activity: Activity | None = None
+    sites: dict[str, SiteStatus] = field(default_factory=dict)
+    finished: bool = False
+    error: str = ""  # with which the server has ended
+    exit_code: int = 0
+    started: float = field(default_factory=time.time)
+    updated: float = 0.0
+    process: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        return () if self.activity is None else self.activity.connected
+
+    @property
+    def state(self) -> str:
+        """finished, failed, running or stopped."""
+        if self.finished or self.error:
+            return "finished" if self.finished else "failed"
+        return "running" if self._is_alive() else "stopped"
+
+    def _is_alive(self) -> bool:
+        if self.host != socket.gethostname():
+            return time.time() - self.updated < 6 * ALIVE_EVERY
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # it belongs to another user
+            return True
+        return True
+
+
 def status_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-status.json")
 
 
-class Reporter:
-    """Writes what the server waits for to a file whenever it changes, and tells it and every round in sentences."""
+class StatusFile:
+    """Writes the status when it has changed, and now and then when it has not, which shows that the server lives."""
 
-    def __init__(self, path: Path, rounds: int, notes: Notes, watch: Callable[[dict[str, Any]], None]) -> None:
-        self.path, self.rounds, self.notes, self.watch = path, rounds, notes, watch
-        self._written, self._kind, self._told = b"", "", time.monotonic()
+    def __init__(self, path: Path) -> None:
+        self.path, self._written, self._at = path, "", 0.0
 
-    def activity(self, activity: Activity) -> None:
-        text = json.dumps(asdict(activity)).encode()
-        if text != self._written:
-            self._write(text)
-        begins = activity.kind != self._kind and activity.kind not in EVERY_ROUND
-        if begins or time.monotonic() - self._told > REMIND_EVERY:
-            self._tell(activity.sentence)
-        self._kind = activity.kind
-
-    def round(self, record: dict[str, Any]) -> None:
-        found = [f"{name} {record[name]:.4g}" for name in TOLD if name in record]
-        left = timedelta(seconds=round(record["seconds"] * (self.rounds - record["round"])))
-        found.append(f"{record['seconds']:.1f} s, about {left} left")
-        self._tell(f"round {record['round']} of {self.rounds}: {', '.join(found)}")
-        self.watch(record)
-
-    def failed(self, error: FedadcError) -> None:
-        with suppress(OSError):  # the error is told anyhow
-            self._write(json.dumps({"error": str(error), "exit_code": error.exit_code}).encode())
-
-    def _write(self, text: bytes) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(self.path, text)
-        self._written = text
-
-    def _tell(self, sentence: str) -> None:
-        self.notes(sentence)
-        self._told = time.monotonic()
+    def __call__(self, status: Status) -> None:
+        now, ended = time.time(), status.finished or bool(status.error)
+        found = asdict(status)
+        del found["updated"]
+        text = json.dumps(found)
+        wait = 0.0 if ended else WRITE_EVERY if text != self._written else ALIVE_EVERY
+        if now - self._at < wait:
+            return
+        self._written, self._at, status.updated = text, now, now
+        with suppress(OSError):  # training is worth more than its status
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path, json.dumps(asdict(status)).encode())
 
 
-def read_failure(out: Path) -> FedadcError | None:
-    """Why the server of a run has ended; None: it has not failed."""
+def read_status(out: Path) -> Status | None:
+    """How the federation with this run directory stands; None: nothing is known."""
+    try:
+        found: Mapping[str, Any] = json.loads(status_file(out).read_bytes())
+        status = _known(Status, found)
+        status.sites = {str(name): _known(SiteStatus, own) for name, own in found["sites"].items()}
+        if (activity := found["activity"]) is not None:
+            names = {key: tuple(map(str, activity[key])) for key in ("missing", "connected")}
+            status.activity = Activity(**{**activity, **names}) if activity["kind"] in DOING else None
+        return status
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _known(kind: type[Value], found: Mapping[str, Any]) -> Value:
+    """An object with those values that its type knows: the file may be of another version."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in found.items() if name in names})
+
+
+def read_failure(out: Path, since: float = 0.0) -> FedadcError | None:
+    """Why the server of a run, which was started after a time, has ended; None: it has not failed."""
     kinds = {kind.exit_code: kind for kind in (WorkersLost, DataError, DiskError, Diverged, FedadcError)}
-    try:
-        found: Mapping[str, Any] = json.loads(status_file(out).read_bytes())
-        return kinds[found["exit_code"]](str(found["error"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    status = read_status(out)
+    if status is None or not status.error or status.started < since:
         return None
-
-
-def read_status(out: Path) -> Activity | None:
-    """What the server of a run did last; None: nothing is known."""
-    try:
-        found: Mapping[str, Any] = json.loads(status_file(out).read_bytes())
-        names = {key: tuple(map(str, found[key])) for key in ("missing", "connected")}
-        kind = str(found["kind"])
-        return Activity(kind, int(found["wanted"]), int(found["answered"]), **names) if kind in DOING else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return kinds.get(status.exit_code, FedadcError)(status.error)

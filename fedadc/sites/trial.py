@@ -22,7 +22,7 @@ from fedadc.runs.runner import Watcher
 from fedadc.sites.app import APP_CONFIG, config_of_app, write_app, write_app_files
 from fedadc.sites.dealing import deal
 from fedadc.sites.local import LOGS, LOOK_EVERY, TLS, LocalFederation, require_free
-from fedadc.sites.status import read_failure, read_status, status_file
+from fedadc.sites.status import read_failure, read_status
 from fedadc.system.files import folder_lock
 from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
@@ -115,17 +115,17 @@ def _train(
     if left := federation.down():
         notes(f"{left} processes of an earlier start were ended")
     known = len(federation.run_log())
-    status_file(federation.run).unlink(missing_ok=True)
+    began = time.time()
     try:
         running = federation.start(port, notes)
         for record in _records(federation.run / METRICS, running):
             if record is not None:
                 watch(record)
-            elif (activity := read_status(federation.run)) is not None:
-                show(activity.words)
+            elif (status := read_status(federation.run)) is not None and status.started > began and status.activity:
+                show(status.activity.words)
     finally:
         federation.down()
-    if (failure := read_failure(federation.run)) is not None:
+    if (failure := read_failure(federation.run, began)) is not None:
         raise failure
     if not is_finished(federation.run, config):
         lines = federation.run_log()[known:].splitlines()

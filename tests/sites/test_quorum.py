@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Collection, Mapping
@@ -12,75 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from direct_sites import CLIENTS, Direct, Interrupted, config_of, sites_of
+from direct_sites import CLIENTS, Interrupted, Unreliable, config_of, sites_of
 from fedadc.errors import FedadcError, WorkersLost
 from fedadc.runs.record import load_config, read_run
 from fedadc.runs.runner import run
 from fedadc.sites import connections, requests
-from fedadc.sites.packets import HEADER_LENGTH, PROBLEM, Kind, Lost, Packet
 from fedadc.sites.serving import recorded_terms, serve
 from fedadc.sites.site import Site
 from fedadc.sites.status import read_failure
 from fedadc.training.trace import Trace
 
 DEADLINE = 0.15
-
-
-def round_of(packet: Packet) -> int:
-    """The round of a training message."""
-    header = json.loads(packet.head[HEADER_LENGTH:])
-    found: int = json.loads(header["__metadata__"]["fedadc"])["round"]
-    return found
-
-
-class Unreliable(Direct):
-    """Sites with faults: (round, name) -> what happens to the upload. Sites come and go before given rounds."""
-
-    def __init__(
-        self,
-        sites: Collection[Site],
-        faults: Mapping[tuple[int, str], str] | None = None,
-        here: Mapping[str, Collection[int]] | None = None,  # rounds before which a site is connected; others: always
-    ) -> None:
-        super().__init__(sites)
-        self.faults, self.here, self.round = dict(faults or {}), dict(here or {}), 1
-        self.late: dict[str, Packet | Lost] = {}
-        self.asked: list[tuple[int, str]] = []
-
-    def nodes(self) -> Collection[int]:
-        return [n for n, site in self.sites.items() if self.round in self.here.get(site.name, (self.round,))]
-
-    def send(self, node: int, kind: Kind, packet: Packet) -> str:
-        if kind == "refuse":
-            self.answers["refused"] = Packet()
-            return "refused"
-        number = super().send(node, kind, packet)
-        if kind != "train":
-            return number
-        name, round = self.sites[node].name, round_of(packet)
-        self.asked.append((round, name))
-        fault = self.faults.get((round, name), "")
-        answer = self.answers[number]
-        assert isinstance(answer, Packet)
-        if fault.startswith("late"):
-            self.late[number] = self.answers.pop(number)
-            if fault == "late once":
-                del self.faults[round, name]
-        elif fault == "garbage":
-            self.answers[number] = Packet({}, random.Random(round).randbytes(100), b"")
-        elif fault == "truncated":
-            self.answers[number] = Packet({}, answer.head, answer.body[:-3])
-        elif fault == "nan":
-            body = torch.full((len(answer.body) // 4,), torch.nan).numpy().tobytes()
-            self.answers[number] = Packet({}, answer.head, body)
-        elif fault == "problem":
-            self.answers[number] = Packet({PROBLEM: "the disk is full"})
-        return number
-
-    def after(self, record: Mapping[str, Any]) -> None:
-        """A round is over: what was late comes now, and sites come and go."""
-        self.answers |= self.late
-        self.late, self.round = {}, record["round"] + 1
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +103,7 @@ def test_a_round_ends_at_its_deadline_with_a_quorum_and_names_who_is_late(site_a
     first, second, _ = read_run(site_arrays / "run").records
     assert first["dropped"] == [1, 3] and "dropped" not in second
     said = "\n".join(first["events"])
-    assert "client 1: site bert has not answered within 0.15 seconds; it is left out" in said
+    assert "round 1, site bert: it has not answered within 0.15 seconds; its upload is left out" in said
     assert any("the upload of round 1 of site bert came too late and is refused" in e for e in second["events"])
     require_repeated(site_arrays, settings, transport.sites.values())
 
@@ -182,7 +123,7 @@ def test_a_site_that_is_still_busy_holds_nobody_up(site_arrays: Path) -> None:
     records = read_run(site_arrays / "run").records
     assert [r["round"] for r in records if "dropped" in r] == [1, 2, 3, 4]
     assert [t for t, name in transport.asked if name == "carl"] == [1, 5, 6]
-    assert "site carl is still busy with an earlier round" in "\n".join(records[2]["events"])
+    assert "site carl: it is still busy with an earlier round" in "\n".join(records[2]["events"])
     assert times[3] - times[0] < 3.0  # the rounds in which it is busy do not wait for their deadlines
     require_repeated(site_arrays, settings, transport.sites.values())
 

@@ -1,0 +1,65 @@
+"""What the commands of federations show in a terminal."""
+
+from __future__ import annotations
+
+import time
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedadc.cli.terminal import out, say
+from fedadc.sites.overview import Overview
+from fedadc.sites.status import SiteStatus, Status
+
+HEADINGS = ("site", "here", "round", "heard", "late", "refused", "unable", "lost", "MB up/down")
+
+
+def show_overview(found: Overview) -> None:
+    """How a federation stands."""
+    status = found.status
+    say(str(found.run))
+    say(f"{status.state}, round {status.round} of {status.rounds}{_figures(status)}")
+    if status.error:
+        say(f"error: {status.error}")
+    elif status.state == "running" and status.activity is not None:
+        say(status.activity.sentence)
+    elif status.state == "stopped":
+        say("its server does not run; start the run again to go on")
+    out.print(_table(status))
+    for name, own in status.sites.items():
+        if own.last_problem:
+            say(f"{name}: {own.last_problem}")
+    if found.audit is not None:
+        state = "all lines are as they were written" if found.changed is None else f"line {found.changed} was changed"
+        say(f"{found.audit.name}: {state}")
+
+
+def _figures(status: Status) -> str:
+    parts = [f"{name} {value:.4g}" for name, value in status.metrics.items()]
+    return ", " + ", ".join([*parts, f"{_ago(status.updated)} ago"])
+
+
+def _table(status: Status) -> Table:
+    caption = "round: the last one that counted; heard: since the last answer"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("site", "here") else "right", overflow="fold")
+    for name, own in sorted(status.sites.items()):
+        table.add_row(Text(name), *_row(own, name in status.connected and status.state == "running"))
+    return table
+
+
+def _row(own: SiteStatus, here: bool) -> list[str]:
+    counts = [str(n) if n else "-" for n in (own.late, own.refused, own.problems, own.lost)]
+    megabytes = f"{own.bytes_up / 1e6:.2f}/{own.bytes_down / 1e6:.2f}"
+    counted = str(own.counted) if own.counted else "-"
+    return ["yes" if here else "no", counted, _ago(own.answered) if own.answered else "-", *counts, megabytes]
+
+
+def _ago(moment: float) -> str:
+    seconds = max(0.0, time.time() - moment)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
