@@ -19,6 +19,7 @@ class Roster:
     sizes: Array  # int64 [clients], the number of training samples of every client
     given_names: Sequence[str] | Array | None = None  # None: their numbers are their names
     reported: Callable[[], Array] | None = None  # samples per client and class, [clients, classes]; None: not reported
+    sizes_known: bool = True  # False: some clients do not tell their size, and `sizes` has a stand-in for it
 
     def __post_init__(self) -> None:
         sizes = np.asarray(self.sizes, dtype=np.int64)
@@ -42,15 +43,16 @@ class Roster:
 
     @cached_property
     def mean_samples(self) -> float:
-        """The mean number of training samples over all clients."""
-        return int(self.sizes.sum()) / len(self)
+        """The mean number of training samples over all clients; NaN: it is not known."""
+        return float("nan") if not self.sizes_known else int(self.sizes.sum()) / len(self)
 
     def first(self, count: int) -> Roster:
         """The clients with the numbers below `count`."""
         if count == len(self):
             return self
         names = None if self.given_names is None else self.given_names[:count]
-        return Roster(self.sizes[:count], names, None if self.reported is None else lambda: self.label_counts()[:count])
+        reported = None if self.reported is None else lambda: self.label_counts()[:count]
+        return Roster(self.sizes[:count], names, reported, self.sizes_known)
 
     def label_counts(self) -> Array:
         if self.reported is None:

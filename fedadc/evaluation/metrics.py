@@ -44,6 +44,11 @@ class Evaluation(Settings):
             if name not in EXTRA_METRICS:
                 raise unknown("metrics: metric", name, EXTRA_METRICS)
 
+    @property
+    def by_class(self) -> bool:
+        """Whether a metric needs the labels of the samples, and not only how many predictions are right."""
+        return bool({"macro_f1", "per_class"} & {*self.metrics})
+
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated, in a run of so many rounds."""
         return round % self.every == 0 or round > rounds - self.last

@@ -45,6 +45,11 @@ class Method(Settings):
         require_new_names(cls, "Method", {"personalised": "personalized"})  # an attribute of 0.1
 
     @property
+    def needs_sizes(self) -> bool:
+        """True if `local.mean_samples` is used: all clients must tell the server how many samples they have."""
+        return False
+
+    @property
     def headless(self) -> bool:
         """True if only the clients have a trained head: theta keeps the initial one, so only its body is useful."""
         return self.personalized and self.travels == "embed"

@@ -39,6 +39,10 @@ class FedDyn(Method):
         super().__post_init__()
         require(0 < self.alpha < float("inf"), f"alpha must be positive and finite, not {self.alpha}.")
 
+    @property
+    def needs_sizes(self) -> bool:
+        return self.alpha_by_size
+
     def check(self, setup: Setup) -> None:
         require(
             setup.weighting == "uniform",

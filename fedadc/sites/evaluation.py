@@ -13,10 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError, require
 from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.training.state import Metrics, RunState
+
+CONFUSION = "confusion"
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class SiteEvaluator(Evaluator):
         return {name.removeprefix("test_"): value for name, value in named.items()}
 
 
-def to_tensors(counts: Iterable[BatchCounts]) -> dict[str, Tensor]:
-    """The counts of every split, added up in order."""
+def to_tensors(counts: Iterable[BatchCounts], by_class: bool) -> dict[str, Tensor]:
+    """The counts of every split, added up in order. Labels are told only if a metric needs them."""
     import torch
 
     by_split: dict[str, list[BatchCounts]] = {}
@@ -70,7 +73,16 @@ def to_tensors(counts: Iterable[BatchCounts]) -> dict[str, Tensor]:
     for split, own in by_split.items():
         found[f"{split}.loss"] = torch.tensor([sum(count.loss for count in own)], dtype=torch.float64)
         found[f"{split}.top5"] = torch.tensor([sum(count.top5 for count in own)])
-        found[f"{split}.confusion"] = torch.from_numpy(np.sum([count.confusion for count in own], axis=0))
+        table = np.sum([count.confusion for count in own], axis=0)
+        found[f"{split}.{CONFUSION}"] = torch.from_numpy(table if by_class else _right_and_wrong(table))
+    return found
+
+
+def _right_and_wrong(table: Array) -> Array:
+    """A confusion table with the same accuracy, in which all samples have the first label."""
+    right, total = int(np.trace(table)), int(table.sum())
+    found = np.zeros_like(table)
+    found[0, 0], found[0, -1] = right, total - right
     return found
 
 
@@ -84,7 +96,7 @@ def from_tensors(content: bytes, sizes: Mapping[str, int], classes: int, site: s
                 split,
                 float(tensors[f"{split}.loss"][0]),
                 int(tensors[f"{split}.top5"][0]),
-                tensors[f"{split}.confusion"].numpy(),
+                tensors[f"{split}.{CONFUSION}"].numpy(),
             )
             for split in sorted(splits)
         }

@@ -14,7 +14,7 @@ from fedadc.personal.run import GLOBAL, stores_models
 from fedadc.runs.layout import MODEL, PERSONAL
 from fedadc.runs.runner import RunResult
 from fedadc.sites.packets import Packet
-from fedadc.sites.schema import from_json
+from fedadc.sites.schema import UNKNOWN, from_json
 from fedadc.sites.server import SiteFederation
 from fedadc.sites.tuning import TunedCounts, request_of
 
@@ -54,6 +54,6 @@ def _rows(label: str, federation: SiteFederation, request: Request, answers: Map
         possible = all(0 <= count <= tests for count in correct.values()) and correct.keys() <= {*variants, GLOBAL}
         require(possible, f"site {name} sent counts of its own models that cannot be.")
         for variant, row in rows.items():
-            counts = sizes["train"], tests, correct.get(variant, 0), correct.get(GLOBAL)
+            counts = sizes.get("train", UNKNOWN), tests, correct.get(variant, 0), correct.get(GLOBAL)
             row.counts.append(ClientAccuracy(number, name, *counts))
     return list(rows.values())

@@ -57,12 +57,12 @@ class Terms:
         many = self.first or len(self.names)
         return replace(self, names=self.names[:many], answers=self.answers[:many], first=0)
 
-    @property
-    def roster(self) -> Roster:
-        """What the server knows of its clients."""
+    def roster(self, config: Config) -> Roster:
+        """What the server knows of its clients. One that does not tell its size counts as one with a single batch."""
         counts = [answer.label_counts for answer in self.answers]
-        sizes = np.array([answer.sizes["train"] for answer in self.answers])
-        return Roster(sizes, self.names, None if None in counts else lambda: np.array(counts))
+        sizes = np.array([answer.sizes.get("train", config.local.batch_size) for answer in self.answers])
+        known = all("train" in answer.sizes for answer in self.answers)
+        return Roster(sizes, self.names, None if None in counts else lambda: np.array(counts), known)
 
 
 def join(
@@ -78,6 +78,7 @@ def join(
     terms = Terms(run, tuple(names), schema, (), holds_out, channels_last, len(names))
     answers = agree_again(connections, terms, config, names)
     _require_same_agreement(answers, agreement_of(config, terms))
+    _require_sizes(answers, config)
     return replace(terms, answers=tuple(answers.values()))
 
 
@@ -116,6 +117,7 @@ def admit(connections: SiteConnections, terms: Terms, config: Config) -> Iterato
             _require_same_versions({name: answer})
             found = from_json(SiteAnswer, answer.body, f"site {name}")
             _require_same_agreement({name: found}, agreement_of(config, terms))
+            _require_sizes({name: found}, config)
         except FedadcError as error:
             if name in connections.found and name not in connections.busy:
                 connections.turn_away(name, str(error))
@@ -205,6 +207,19 @@ def _require_same_agreement(answers: Mapping[str, SiteAnswer], agreement: Agreem
             f"site {name} would train with other settings or initial weights than the server; make fedadc and torch "
             "the same there.",
         )
+
+
+def _require_sizes(answers: Mapping[str, SiteAnswer], config: Config) -> None:
+    """Refuse sites that do not tell how many samples they have if training depends on it."""
+    needs = {
+        "local.epochs": config.local.steps is None,
+        "cohort.weighting": config.cohort.weighting == "samples",
+        "the method": config.method.needs_sizes,
+    }
+    for name in [name for name, answer in answers.items() if "train" not in answer.sizes]:
+        for what in [what for what, depends in needs.items() if depends]:
+            instead = "; use local.steps, or let the site allow samples" if what == "local.epochs" else ""
+            raise FedadcError(f"site {name} does not tell its number of samples, on which {what} depends{instead}.")
 
 
 def require_same_data(terms: Terms, answers: Mapping[str, SiteAnswer]) -> None:

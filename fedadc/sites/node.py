@@ -13,17 +13,17 @@ from pathlib import Path
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.sites.packets import Fact
 
+SIMULATED = "partition-id"  # which Flower's simulation gives to a node
+OF_SIMULATION = (SIMULATED, "num-partitions")
+ALLOWED_BY_DEFAULT = ("samples", "loss", "evaluation", "categories", "ranges")
+ALLOWED = (*ALLOWED_BY_DEFAULT, "label-counts", "many-categories")
 SETTINGS = {
     "client": "the name of this site's client",
     "data-path": "its data: a CSV file, an .npz file, a folder of images, or /path/file.py:function",
     "folder": "where it keeps its client's states (default: ~/.fedadc/sites/CLIENT)",
-    "allow": "what it may tell: nothing, or categories, many-categories, ranges, label-counts",
+    "allow": "what it may tell: nothing, or some of " + ", ".join(ALLOWED),
     "keep": "seconds for which its process waits for the next message (default: 300; 0: a new process for every one)",
 }
-SIMULATED = "partition-id"  # which Flower's simulation gives to a node
-OF_SIMULATION = (SIMULATED, "num-partitions")
-ALLOWED = ("categories", "ranges", "label-counts", "many-categories")
-ALLOWED_BY_DEFAULT = ("categories", "ranges")
 LONGEST_NAME = 64
 KEEP, MOST_SECONDS = 300, 10**6
 
@@ -37,6 +37,11 @@ class NodeSettings:
     folder: Path  # for what the site keeps
     allows: tuple[str, ...] = ALLOWED_BY_DEFAULT
     keeps: float = 0.0  # seconds for which a process waits for the next message
+
+    @property
+    def tells_evaluation(self) -> bool:
+        """Whether the server may learn how good models are on its test samples, and so how many these are."""
+        return {"samples", "evaluation"} <= {*self.allows}
 
     def own_folder(self) -> Path:
         """The folder, which only its owner may enter: it has the site's samples."""

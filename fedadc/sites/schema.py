@@ -15,10 +15,11 @@ import torch
 
 from fedadc.data.dataset import DataSpec, Normalization
 from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, notes_about, refuse_stray_texts
-from fedadc.data.summaries import TableSummary, merge
+from fedadc.data.summaries import ColumnSummary, TableSummary, merge
 from fedadc.errors import DataError, FedadcError, one_line, require
 
 MAX_TEXT = 1 << 26  # bytes of a summary or a schema
+UNKNOWN = 0  # rows of a site that does not tell how many it has
 FEW_CATEGORIES = 20  # of a column; more than these must occur twice on average, or they may be names
 Value = TypeVar("Value")
 
@@ -63,7 +64,7 @@ class DataSchema:
 class SiteAnswer:
     """What a site tells when it has agreed to take part."""
 
-    sizes: dict[str, int]  # samples of every split
+    sizes: dict[str, int]  # samples of every split that it tells
     label_counts: tuple[int, ...] | None  # of its training samples; None: not asked for
     data: str  # checksum of its samples
     agreement: str  # fingerprint of what it will train with
@@ -79,8 +80,9 @@ def merged_schema(summaries: Sequence[SiteSummary], scale: Mapping[str, Sequence
 
 def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
     """The part of a summary that a site may tell; an error if no table could be encoded with it."""
+    rows = summary.rows if "samples" in allows else UNKNOWN
     if summary.table is None:
-        return summary
+        return replace(summary, rows=rows)
     columns = summary.table.columns
     texts = [name for name, column in columns.items() if column.words]
     require(
@@ -89,16 +91,22 @@ def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
         "data.drop leaves columns out, or the site can allow it.",
     )
     for name in texts if "many-categories" not in allows else ():
-        found, rows = len(columns[name].words), columns[name].texts
+        found = len(columns[name].words)
         require(
-            found <= FEW_CATEGORIES or 2 * found <= rows,
-            f"site {summary.client} does not tell the {found} different texts of column {name} ({rows} rows), which "
+            found <= FEW_CATEGORIES or 2 * found <= columns[name].texts,
+            f"site {summary.client} does not tell the {found} different texts of column {name}, which "
             "may be names of persons; data.drop leaves the column out, or the site can allow many-categories.",
         )
-    if "ranges" in allows:
-        return summary
-    columns = {name: replace(column, low=None, high=None) for name, column in columns.items()}
-    return replace(summary, table=replace(summary.table, columns=columns))
+    if "ranges" not in allows:
+        columns = {name: replace(column, low=None, high=None) for name, column in columns.items()}
+    if "samples" not in allows:
+        columns = {name: _without_counts(column) for name, column in columns.items()}
+    return replace(summary, rows=rows, table=replace(summary.table, rows=rows, columns=columns))
+
+
+def _without_counts(column: ColumnSummary) -> ColumnSummary:
+    """Whether a column has numbers, texts and gaps, not how many."""
+    return replace(column, numbers=min(1, column.numbers), texts=min(1, column.texts), missing=min(1, column.missing))
 
 
 def mixed_columns(summaries: Sequence[SiteSummary]) -> frozenset[str]:

@@ -208,7 +208,7 @@ class SiteFederation(ServerHalf):
         members = None
         if connections.open:
             members = SiteMembers(connections, self._admit, lambda: self.terms.names, before or (0, len(terms.names)))
-        self.coordinator = build_coordinator(self.config, self.agreement, terms.roster, members)
+        self.coordinator = build_coordinator(self.config, self.agreement, terms.roster(self.config), members)
         self.counter = self._counter(terms, held or {})
         self.engine = SiteEngine(self.config, self.coordinator, connections, terms, self.counter)
         if self.coordinator.replica is not None:
@@ -231,7 +231,8 @@ class SiteFederation(ServerHalf):
         for name, answer in admit(self.engine.connections, self.terms, self.config):
             terms = self.terms
             self.engine.terms = replace(terms, names=(*terms.names, name), answers=(*terms.answers, answer))
-            self.engine.connections.roster, self.coordinator.roster = self.terms.names, self.terms.roster
+            self.engine.connections.roster = self.terms.names
+            self.coordinator.roster = self.terms.roster(self.config)
             text = f"site {name} has joined as client {len(terms.names)}"
             self.engine.connections.journal.happened("joined", text, name)
             self.joined(self.terms)

@@ -129,7 +129,14 @@ class Site:
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
             )
             counts = tuple(torch.bincount(samples["train"].y, minlength=len(run.joined.spec.classes)).tolist())
-        sizes = {split: len(own) for split, own in samples.items()}
+        told = ["train"] if "samples" in self.settings.allows else []
+        told = list(samples) if self.settings.tells_evaluation else told
+        sizes = {split: len(samples[split]) for split in told}
+        require(
+            not self.config.evaluate.by_class or "label-counts" in self.settings.allows or sizes.keys() <= {"train"},
+            f"site {self.name} does not tell the labels of its test samples, which evaluate.metrics needs; the site "
+            "can allow label-counts.",
+        )
         data = checksum(to_safetensors(_tensors(samples)))
         versions = {"fedadc": __version__, "torch": torch.__version__}
         return Packet(versions, body=to_json(SiteAnswer(sizes, counts, data, run.agreement.fingerprint())))
@@ -189,7 +196,8 @@ class SiteRun:
 
     def train(self, request: Packet) -> Packet:
         states = self.site.states(self.run)
-        client = Client(self.agreement, self.joined.number, self.joined.samples["train"], states)
+        own, tells_loss = self.joined.samples["train"], "loss" in self.site.settings.allows
+        client = Client(self.agreement, self.joined.number, own, states, tells_loss)
         if self.site.config.communication.downlink.tracks:
             state = self._followed(request)
             answer = client.do(*state.wire.read_call(request.head, state))
@@ -218,12 +226,13 @@ class SiteRun:
         from fedadc.evaluation.metrics import MetricCounter
         from fedadc.sites.evaluation import to_tensors
 
+        require(self.site.settings.tells_evaluation, f"site {self.site.name} does not tell how good a model is.")
         agreement, held = self.agreement, {s: own for s, own in self.joined.samples.items() if s != "train"}
         counter = MetricCounter(agreement.model, held, agreement.inputs, agreement.classes, self.site.config.evaluate)
         theta = self._theta(request) if int(request.facts["counted"]) < 0 else self.own_model(request)
         with deterministic():
             counts = [counter.count(theta, batch) for batch in counter.batches()]
-        return Packet(body=to_safetensors(to_tensors(counts)))
+        return Packet(body=to_safetensors(to_tensors(counts, self.site.config.evaluate.by_class)))
 
     def _theta(self, request: Packet) -> Vector:
         start = self.agreement.start

@@ -46,7 +46,8 @@ def finish_at_site(run: SiteRun, packet: Packet) -> Packet:
         method, test = run.agreement.method, run.joined.samples.get("test")
         stored = stores_models(method)
         compared = {GLOBAL: tuner.part.start} if method.federated and not (stored and method.headless) else {}
-        correct = {} if test is None else tuner.correct({**models, **compared}, test, np.arange(len(test)))
+        told = test is not None and run.site.settings.tells_evaluation
+        correct = {} if test is None or not told else tuner.correct({**models, **compared}, test, np.arange(len(test)))
     with PersonalFolder.create(run.folder / PERSONAL, round) as folder:
         for variant, theta in models.items():
             folder.add_model(variant, run.joined.number, tuner.tuned(theta, differing=stored and method.federated))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedadc.data.dataset import Samples
 from fedadc.errors import require
@@ -28,6 +29,7 @@ class Client:
     number: int  # in the server's roster
     samples: Samples
     states: MutableMapping[int, State] = field(default_factory=dict)  # by round; the server says which counted last
+    tells_loss: bool = True  # whether the server learns its training loss
 
     def __post_init__(self) -> None:
         self._wire = Wire(self.agreement)
@@ -50,7 +52,8 @@ class Client:
         keeps_state = bool(result.state) or state is not None
         if keeps_state:
             self.states[broadcast.round] = {name: v.cpu() for name, v in result.state.items()}
-        return self._wire.write_result(broadcast.round, result, keeps_state)
+        told = result if self.tells_loss else replace(result, loss=math.nan)
+        return self._wire.write_result(broadcast.round, told, keeps_state)
 
     def forget(self, before: int) -> None:
         """Delete the states of rounds that no server will go back to, so that they do not pile up."""

@@ -67,7 +67,7 @@ class TrackingWire(Wire):
         self._require_possible(header)
         if state.round != header.round:
             raise NotUpToDate(f"it has the state of round {state.round}, but the task is of round {header.round}.")
-        broadcast = ServerBroadcast(header.round, header.lr, state.theta, state.server, header.mean_samples)
+        broadcast = ServerBroadcast(header.round, header.lr, state.theta, state.server, header.mean_size)
         return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
 
     def read_state(self, content: bytes) -> tuple[int, Vector, State]:

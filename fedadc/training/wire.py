@@ -47,9 +47,14 @@ class MessageHeader:
 @dataclass(frozen=True)
 class TaskHeader(MessageHeader):
     lr: float
-    mean_samples: float
+    mean_samples: float | None  # None: not known
     steps: int
     counted: int
+
+    @property
+    def mean_size(self) -> float:
+        """The mean number of samples over all clients; NaN: not known."""
+        return math.nan if self.mean_samples is None else self.mean_samples
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class Wire:
     def _task_header(self, kind: str, broadcast: ServerBroadcast, task: ClientTask) -> TaskHeader:
         return TaskHeader(
             *self._origin(kind), broadcast.round, task.client,
-            lr=float(broadcast.lr), mean_samples=float(broadcast.mean_samples), steps=task.steps, counted=task.counted,
+            lr=float(broadcast.lr), mean_samples=None if math.isnan(broadcast.mean_samples) else broadcast.mean_samples,
+            steps=task.steps, counted=task.counted,
         )  # fmt: skip
 
     def read_task(self, content: bytes) -> tuple[ServerBroadcast, ClientTask]:
@@ -106,13 +112,13 @@ class Wire:
             theta[self.agreement.sent_part] = tensors["theta"].to(device)
         vectors = {name.removeprefix("server."): v.to(device) for name, v in tensors.items() if name != "theta"}
         self._require_possible(header)
-        broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_samples)
+        broadcast = ServerBroadcast(header.round, header.lr, theta, vectors, header.mean_size)
         return broadcast, ClientTask(header.client, header.steps, counted=header.counted)
 
     @staticmethod
     def _require_possible(header: TaskHeader) -> None:
         whole, real = (header.steps, header.round), (header.lr, header.mean_samples)
-        valid = all(1 <= n <= MOST for n in whole) and all(0 < n < math.inf for n in real)
+        valid = all(1 <= n <= MOST for n in whole) and all(n is None or 0 < n < math.inf for n in real)
         require(valid, f"the message has impossible numbers: steps and round {whole}, lr and mean samples {real}.")
 
     def write_result(self, round: int, result: ClientResult, keeps_state: bool) -> bytes:

@@ -30,7 +30,7 @@ class Local:
     client: State  # the client's own state
     lr: float  # η_t
     steps: int  # H, the client's own number of steps
-    mean_samples: float  # the mean number of samples over all clients
+    mean_samples: float  # the mean number of samples over all clients; NaN if some site does not tell it
     rng: Callable[[str], np.random.Generator]  # purpose -> a generator for this round and client
     step: int = 0  # τ - 1, the number of the current step
     batch: Batch = field(init=False)  # the batch of the current step

@@ -95,7 +95,7 @@ def test_more_sites_than_wanted(site_arrays: Path) -> None:
         ({"client": "bern", "data_path": "x"}, "--node-config: setting 'data_path'"),
         (
             {"client": "bern", "data-path": "/", "allow": "rows"},
-            "allow must have categories, ranges, label-counts, many-categories or nothing, not 'rows'",
+            "allow must have samples, loss, evaluation, categories, ranges, label-counts, many-categories or nothing",
         ),
         ({"client": "bern", "data-path": "/", "keep": -1}, "keep must be between 0 and"),
     ],
@@ -172,7 +172,7 @@ def test_texts_that_may_be_names_of_persons_are_not_told(allow: str, tmp_path: P
     answer = reply(site, "describe", Packet({"holds_out": True, "as_text": "[]"}))
     told = "many-categories" in allow
     assert (b"patient7" in answer.body) == told
-    assert told or "48 different texts of column name (48 rows), which may be names" in str(answer.facts["problem"])
+    assert told or "48 different texts of column name, which may be names" in str(answer.facts["problem"])
 
 
 def test_a_stranger_that_is_broken_stops_nobody(site_arrays: Path) -> None:
