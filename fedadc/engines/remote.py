@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedadc.engines.pooled import EventLog
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import FedadcError, one_line
 from fedadc.models.vectors import State
 from fedadc.training.aggregate import PartialSum, received
 from fedadc.training.agreement import Agreement
@@ -50,14 +50,12 @@ class Remote:
         """Train each client. Their states are with them; here `states` only says in which round each was counted."""
         write = self.write or self._wire.write_task
         messages = [(task.client, write(broadcast, task)) for task in tasks]
-        first: State = {}  # the first upload of the round: all others must have its names and shapes
         for task, answer in zip(tasks, self.exchange(messages), strict=True):
             try:
                 if not isinstance(answer, bytes):
                     raise FedadcError("no answer came" if answer is None else answer.reason)
                 result, keeps_state = self._wire.read_result(answer, broadcast.round, task)
-                first = first or result.upload
-                part = self._read(result, task.weight, first)
+                part = self._read(result, task.weight)
             except FedadcError as error:
                 self._left_out(broadcast.round, task.client, one_line(error), answer)
                 continue
@@ -71,11 +69,7 @@ class Remote:
         else:
             self._events.record(f"round {round}, client {client}: {reason}; it is left out")
 
-    def _read(self, result: ClientResult, weight: float, first: State) -> PartialSum:
-        alike = result.upload.keys() == first.keys() and all(
-            v.shape == first[n].shape for n, v in result.upload.items()
-        )
-        require(alike, "its upload has other names or shapes than that of the first client")
+    def _read(self, result: ClientResult, weight: float) -> PartialSum:
         try:
             return received(self.agreement, result, weight)
         except (RuntimeError, IndexError, ValueError) as error:  # such as positions outside the vector

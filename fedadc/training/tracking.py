@@ -17,11 +17,12 @@ from fedadc.models.vectors import State, Vector
 from fedadc.training.agreement import Agreement
 from fedadc.training.messages import ClientTask, ServerBroadcast
 from fedadc.training.replica import ServerReplica
-from fedadc.training.wire import MAX_VECTORS, MessageHeader, TaskHeader, Wire, packed, require_alike, size_of
+from fedadc.training.wire import MessageHeader, TaskHeader, Wire, packed, require_alike, size_of
 from fedadc.views.local_work import MOST
 from fedadc.views.round_info import RoundInfo
 
 ALL_CLIENTS = -1  # the client of a message that is the same for everybody
+MAX_VECTORS = 16  # that a method may upload beside delta and what it tracks
 LENGTH = 8  # bytes before every message of a bundle
 
 

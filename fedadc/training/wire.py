@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
@@ -18,18 +19,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from fedadc.data.dataset import Samples
 from fedadc.errors import FedadcError, one_line, require
 from fedadc.models.vectors import State
-from fedadc.rng import generator
+from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
-from fedadc.training.agreement import DELTA, Agreement
+from fedadc.training.agreement import Agreement
+from fedadc.training.local import local_update
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.views.local_work import MOST
 
 VERSION = 1
 HEADER = "fedadc"  # the only entry of a file's metadata: safetensors writes several in arbitrary order
 MAX_MESSAGE_HEADER = 1 << 16  # bytes for names, shapes and numbers
-MAX_VECTORS = 16  # that a method may upload beside delta and what it tracks
 Header = TypeVar("Header", bound="MessageHeader")
 
 
@@ -80,10 +82,9 @@ class Wire:
         self._down |= {f"server.{name}": server[name] for name in agreement.server.downlink(theta)}
         if not agreement.method.federated:
             self._down = {}
-        self._up = self._uploads()
 
     def __repr__(self) -> str:
-        return f"Wire({self._fingerprint[:12]}, {size_of(self._down):,} bytes down, {size_of(self._up):,} bytes up)"
+        return f"Wire({self._fingerprint[:12]}, {size_of(self._down):,} bytes down)"
 
     def write_task(self, broadcast: ServerBroadcast, task: ClientTask) -> bytes:
         """What the server sends to one client."""
@@ -132,42 +133,38 @@ class Wire:
 
     def read_result(self, content: bytes, round: int, task: ClientTask) -> tuple[ClientResult, bool]:
         """What the server reads, and whether the client keeps a state. It must be the answer to this task."""
-        theta = self.agreement.start
-        most = size_of(self._up) + MAX_VECTORS * theta.numel() * theta.element_size()
         kind = DriftHeader if self.agreement.drift else ResultHeader
-        header, tensors = self._unpacked(content, "result", kind, most)
+        header, tensors = self._unpacked(content, "result", kind, size_of(self._up))
         asked, answered = (round, task.client), (header.round, header.client)
         require(
             asked == answered,
             f"the result is of round {answered[0]}, client {answered[1]}, but round {round}, client {task.client} was "
             "asked for.",
         )
-        self._check_upload(tensors)
-        upload = {name: vector.to(theta.device) for name, vector in tensors.items()}
+        require_alike(tensors, self._up)
+        upload = {name: vector.to(self.agreement.start.device) for name, vector in tensors.items()}
         loss = math.nan if header.loss is None or math.isinf(header.loss) else header.loss
         result = ClientResult(header.client, upload, {}, loss, header.finite, _distance_in(header))
         return result, header.keeps_state
 
-    def _uploads(self) -> State:
-        """An upload of zeros: what is expected of delta and of the tracked uploads."""
+    @cached_property
+    def _up(self) -> State:
+        """An upload like all those of the run: that of a client with one sample of zeros, after one step."""
         agreement, theta = self.agreement, self.agreement.start
         if not agreement.method.federated:
             return {}
-        zero, own = torch.zeros_like(theta), agreement.client_state(theta)
-        delta, _ = agreement.encoded({"delta": zero}, own, generator(0, "example of an upload"))
-        return {**delta, **dict.fromkeys(agreement.method.tracked, zero)}
+        like = agreement.example[:1].cpu()
+        data = agreement.client_data(Samples(torch.zeros_like(like), torch.zeros(1, dtype=torch.int64)))
+        server = agreement.server.start(theta)
+        sent = {name: server[name] for name in agreement.server.downlink(theta)}
+        broadcast = ServerBroadcast(1, 1.0, theta, sent, mean_samples=1.0)
+        with deterministic():
+            return local_update(agreement, data, None, broadcast, ClientTask(0, 1)).upload
 
-    def _check_upload(self, tensors: Mapping[str, Tensor]) -> None:
-        others = {name: v for name, v in tensors.items() if name not in self._up}
-        delta = [name for name in others if name == "delta" or name.startswith(DELTA)]
-        require(not delta, f"the upload has {', '.join(delta)[:60]}, which the uplink of this run does not send.")
-        require_alike({name: v for name, v in tensors.items() if name in self._up}, self._up)
-        require(len(others) <= MAX_VECTORS, f"the upload has {len(others)} further vectors; {MAX_VECTORS} are allowed.")
-        for name, vector in others.items():  # of a user-defined method
-            require(
-                vector.numel() <= self.agreement.start.numel() and vector.dtype == self.agreement.start.dtype,
-                f"the upload's {name[:60]} is larger than the model, or has another type.",
-            )
+    @property
+    def largest_result(self) -> int:
+        """Bytes of a result, at most."""
+        return size_of(self._up) + MAX_MESSAGE_HEADER
 
     @staticmethod
     def kind_of(content: bytes) -> str:

@@ -32,7 +32,7 @@ from fedadc.training.client import Client
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.training.rounds import train, with_events
-from fedadc.training.wire import HEADER, MAX_VECTORS, Wire
+from fedadc.training.wire import HEADER, Wire
 from fedadc.views.local_work import LocalWork
 
 
@@ -143,13 +143,11 @@ BAD_RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "client": ({"client": 3}, "of round 1, client 3, but"),
     "finite": ({"finite": "yes"}, "header of the message is wrong: "),
     "kind": ({"kind": "task"}, "is a 'task', but a result is expected"),
-    "another delta": ({"tensors": {"delta": torch.zeros(THETA)}}, "which the uplink of this run does not send"),
-    "another message": ({"tensors": {"delta.levels": torch.zeros(3)}}, "which the uplink of this run does not send"),
+    "another delta": ({"tensors": {"delta": torch.zeros(THETA)}}, "lacks or should not have delta"),
+    "another message": ({"tensors": {"delta.levels": torch.zeros(3)}}, r"lacks or should not have delta\.levels"),
     "shape": ({"tensors": {"c": torch.zeros(3)}}, r"c as \[3\]"),
     "dtype": ({"tensors": {"delta.index": torch.zeros(7)}}, r"delta\.index as \[7\] torch.float32, but .*int32"),
-    "too many": ({"tensors": {f"v{n}": torch.zeros(1) for n in range(MAX_VECTORS + 1)}}, "further vectors"),
-    "a vector that others lack": ({"tensors": {"v": torch.zeros(1)}}, "other names or shapes than that of the first"),
-    "a large vector": ({"tensors": {"v": torch.zeros(THETA + 1)}}, "larger than the model"),
+    "a vector that others lack": ({"tensors": {"v": torch.zeros(1)}}, "lacks or should not have v"),
     "too large": ({"tensors": {"v": torch.zeros(10**5)}}, "larger than a result can be"),
     "positions": (
         {"tensors": {"delta.index": torch.full((7,), 10**6, dtype=torch.int32)}},
@@ -158,17 +156,19 @@ BAD_RESULTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("bad_first", [False, True])
 @pytest.mark.parametrize("name", BAD_RESULTS)
-def test_a_server_leaves_out_what_is_not_the_answer_to_its_task(name: str) -> None:
+def test_a_server_leaves_out_what_is_not_the_answer_to_its_task(name: str, bad_first: bool) -> None:
+    """Whoever answers first."""
     trained = federation(uplink=TopK(share=0.1))
     bad, good, (changes, words) = client_of(trained), client_of(trained, 3), BAD_RESULTS[name]
 
     def exchange(messages: Sequence[tuple[int, bytes]]) -> Iterator[bytes]:
-        yield good.answer(messages[0][1])
-        yield changed(bad.answer(messages[1][1]), **changes)
+        for client, message in messages:
+            yield good.answer(message) if client == 3 else changed(bad.answer(message), **changes)
 
-    engine = Remote(trained.agreement, exchange)
-    parts = list(engine.run(broadcast_of(trained), [ClientTask(3, 2), ClientTask(2, 2)], {}))
+    engine, tasks = Remote(trained.agreement, exchange), [ClientTask(3, 2), ClientTask(2, 2)]
+    parts = list(engine.run(broadcast_of(trained), tasks[::-1] if bad_first else tasks, {}))
     assert [part.reports[0].client for part in parts] == [3]
     (event,) = engine.take_events()
     assert re.search(rf"^round 1, client 2: .*{words}.*; it is left out$", event) and not engine.take_events()
