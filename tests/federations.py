@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,15 @@ def require_same_bits(here: Round, simulation: Path, folder: Path, sites: Path |
 class Parts:
     """The parts of a federation, each of which can be killed and started again."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(
+        self, config: Config, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
+        self.variables = variables or {}  # of the environment of a site, by its name
         self.federation = prepared(folder, config, config.data.clients)[0]
         assert self.federation.dealt is not None
         self.names, self.address = list(self.federation.dealt.sites), f"127.0.0.1:{free_port()}"
         self.link = self.federation.start_link(self.address)
-        self.sites = {name: self.federation.start_site(name, self.address) for name in self.names}
+        self.sites = {name: self._started(name) for name in self.names}
         self.run = self.federation.start_run(self.address)
         self.last: list[str] = []  # sites of the last cohort
 
@@ -89,7 +93,10 @@ class Parts:
         node.wait()
 
     def restart_site(self, name: str) -> None:
-        self.sites[name] = self.federation.start_site(name, self.address)
+        self.sites[name] = self._started(name)
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        return self.federation.start_site(name, self.address, self.variables.get(name))
 
     def restart_run(self) -> None:
         self.run = self.federation.start_run(self.address)
@@ -111,8 +118,10 @@ def _with_descendants(pids: list[int]) -> set[int]:
 
 
 @contextmanager
-def parts_of(config: Config, folder: Path) -> Iterator[Parts]:
-    parts = Parts(config, folder)
+def parts_of(
+    config: Config, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None
+) -> Iterator[Parts]:
+    parts = Parts(config, folder, variables)
     try:
         yield parts
     finally:

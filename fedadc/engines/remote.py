@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from fedadc.engines.pooled import EventLog
 from fedadc.errors import FedadcError, one_line
@@ -19,7 +20,7 @@ class NoAnswer:
     """No answer came, or none that is accepted, and why."""
 
     reason: str
-    said: bool = False  # whether the client itself says it
+    kind: Literal["late", "problem", "refused"] = "late"  # problem: the client says so; refused: it cannot be accepted
 
 
 Exchange = Callable[[Sequence[tuple[int, bytes]]], Iterator[bytes | NoAnswer | None]]
@@ -43,6 +44,11 @@ class Remote:
 
     def __post_init__(self) -> None:
         self._wire = Wire(self.agreement)
+
+    @property
+    def largest_answer(self) -> int:
+        """Bytes of an answer, at most."""
+        return self._wire.largest_result
 
     def run(
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]

@@ -66,6 +66,8 @@ clientapp = "client_app:app"
 out = "runs/{name}"
 # {server_help}
 server-data = ""
+# {keys_help}
+site-keys = ""
 # {metrics_help}
 metrics = ""
 # {sites_help}
@@ -116,7 +118,7 @@ def write_app_files(folder: Path, config: Config, name: str | None = None) -> No
     name = app_name(name or folder.resolve().name)
     helps = {
         f"{key}_help": RUN_CONFIG[option]
-        for key, option in zip(("out", "server", "metrics", "sites"), RUN_CONFIG, strict=True)
+        for key, option in zip(("out", "server", "keys", "metrics", "sites"), RUN_CONFIG, strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
     files = {

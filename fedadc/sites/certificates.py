@@ -162,6 +162,20 @@ class Certificates:
         _write_private(self.site_key(site), private)
 
 
+def public_key_of(folder: Path, site: str) -> bytes:
+    """The public key of a site in PEM, from the file NAME.pub in a folder."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    path = folder / f"{site}.pub"
+    require(path.is_file(), f"there is no key {path.name} in {folder} (site-keys).")
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise DataError(f"{path} is not a public key as OpenSSH writes them.") from error
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def _new_key() -> ec.EllipticCurvePrivateKey:
     try:
         from cryptography.hazmat.primitives.asymmetric import ec

@@ -16,7 +16,8 @@ from typing import Protocol
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.journal import Journal
-from fedadc.sites.packets import PROBLEM, Kind, Lost, NotSent, Packet
+from fedadc.sites.node import require_file_name
+from fedadc.sites.packets import PROBLEM, REFUSED, Kind, Lost, NotSent, Packet, too_large
 from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
@@ -33,6 +34,10 @@ class Transport(Protocol):
 
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
         """Send a request, and return its number; `NotSent` if it may be tried again."""
+        ...
+
+    def key(self, node: int) -> bytes:
+        """The public key with which a node has proven who it is, in PEM; empty: it has none."""
         ...
 
     def receive(self, numbers: Collection[str]) -> Mapping[str, Packet | Lost]:
@@ -74,9 +79,11 @@ class SiteConnections:
         journal: Journal | None = None,  # is told what happens
         at_once: int | None = None,  # requests that are open at the same time; None: any number
         open: bool = False,  # whether sites may join later
+        key_of: Callable[[str], bytes] | None = None,  # name of a site -> its public key, in PEM; None: any will do
     ) -> None:
         self.transport, self.patience, self.open = transport, patience, open
         self.journal = journal or Journal()
+        self.key_of = key_of
         self.at_once = sys.maxsize if at_once is None else at_once
         self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
         self.said: dict[str, Packet] = {}  # client -> its answer to that
@@ -158,6 +165,9 @@ class SiteConnections:
             self._problems.append((name, problem_of(name, answer)))
             self.journal.happened("refused", f"a site cannot take part: {self._problems[-1][1]}", name)
             return
+        if (wrong := self._wrong_with(name, node)) is not None:
+            self._refuse(name, node, wrong)
+            return
         if self.found.get(name, node) != node and self._joining:
             problem = f"two sites are called {name}; every site needs a name of its own."
             self._refuse(name, node, problem)
@@ -165,6 +175,17 @@ class SiteConnections:
         if self.found.get(name, node) != node:  # Flower notices the end of the node that it had some time later
             self.journal.happened("returned", f"site {name} has started again", name)
         self.found[name], self.said[name] = node, answer
+
+    def _wrong_with(self, name: str, node: int) -> str | None:
+        """Why a node cannot have a name; None: it can."""
+        try:
+            require_file_name(name, "the name of a site")
+            if self.key_of is not None:
+                known = self.transport.key(node) == self.key_of(name)
+                require(known, f"its key is not that of site {name} (site-keys).")
+        except FedadcError as error:
+            return str(error)
+        return None
 
     def _refuse(self, name: str, node: int, reason: str) -> None:
         """Tell a site that it does not take part."""
@@ -203,10 +224,11 @@ class SiteConnections:
             self.journal.sent(name, packet.size)
         return number
 
-    def received(self, name: str, kind: Kind, answer: Packet) -> None:
-        """Count an answer that has come."""
+    def received(self, name: str, kind: Kind, answer: Packet, most: int) -> Packet:
+        """Count an answer that has come; one that is too large is refused."""
         self.bytes_up[kind] += answer.size
         self.journal.received(name, answer.size)
+        return answer if answer.size <= most else Packet({REFUSED: too_large(most)})
 
     def forget(self, name: str, node: int, reason: str) -> None:
         """A message to a node was lost; the site is found again when it answers as this node or as another."""

@@ -8,6 +8,7 @@ or the whole state if that is smaller. A site that has lost its state says so, a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fedadc.communication.downlinks import Broadcast, Downlink, Overlap
 from fedadc.data.dataset import Array
@@ -58,7 +59,7 @@ class Deliveries:
     def whole(self, packet: Packet) -> Packet:
         """The same task for a client that turned out to have less than was assumed."""
         assert self._broadcast is not None
-        return Packet(packet.facts, packet.head, bundle([self._state(self._broadcast)]))
+        return replace(packet, body=bundle([self._state(self._broadcast)]))
 
     def send_ahead(
         self, broadcast: ServerBroadcast, cohort: Sequence[int], everyone: int, facts: Mapping[str, Fact]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedadc.errors import require
@@ -34,6 +34,8 @@ def finish(result: RunResult, federation: SiteFederation, out: Path) -> list[Res
     if request is None or not answers:
         return []
     rows = _rows(out.resolve().name, federation, request, answers)
+    if not rows:
+        return []
     stored = stores_models(method)
     calibration = None if stored else request.calibration(federation.config)
     model = MODEL if method.federated else None
@@ -47,13 +49,20 @@ def _rows(label: str, federation: SiteFederation, request: Request, answers: Map
     variants = ("own",) if stores_models(federation.method) else tuple(dict.fromkeys(request.regularizers))
     rows = {variant: ResultRow(label, variant) for variant in variants}
     for name, answer in answers.items():
-        number = federation.terms.names.index(name)
-        correct = from_json(TunedCounts, answer.body, f"site {name}").correct
-        sizes = federation.terms.answers[number].sizes
-        tests = sizes.get("test", 0)
-        possible = all(0 <= count <= tests for count in correct.values()) and correct.keys() <= {*variants, GLOBAL}
-        require(possible, f"site {name} sent counts of its own models that cannot be.")
-        for variant, row in rows.items():
-            counts = sizes.get("train", UNKNOWN), tests, correct.get(variant, 0), correct.get(GLOBAL)
-            row.counts.append(ClientAccuracy(number, name, *counts))
-    return list(rows.values())
+        with federation.engine.unless_refused("figures of own models", name):
+            number = federation.terms.names.index(name)
+            sizes = federation.terms.answers[number].sizes
+            tests = sizes.get("test", 0)
+            correct = _correct(answer, name, tests, variants)
+            for variant, row in rows.items():
+                counts = sizes.get("train", UNKNOWN), tests, correct.get(variant, 0), correct.get(GLOBAL)
+                row.counts.append(ClientAccuracy(number, name, *counts))
+    return [row for row in rows.values() if row.counts]
+
+
+def _correct(answer: Packet, name: str, tests: int, variants: Collection[str]) -> Mapping[str, int]:
+    """How many of its test samples the models of a site classify correctly."""
+    correct = from_json(TunedCounts, answer.body, f"site {name}").correct
+    possible = all(0 <= count <= tests for count in correct.values()) and correct.keys() <= {*variants, GLOBAL}
+    require(possible, f"site {name} sent counts of its own models that cannot be.")
+    return correct

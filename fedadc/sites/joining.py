@@ -166,12 +166,20 @@ def _summaries(names: Sequence[str], said: Iterable[Packet]) -> list[SiteSummary
 
 
 def agree_again(
-    connections: SiteConnections, terms: Terms, config: Config, names: Sequence[str]
+    connections: SiteConnections, terms: Terms, config: Config, names: Sequence[str], within: float | None = None
 ) -> dict[str, SiteAnswer]:
-    """Let these sites prepare their data for a run, as the frozen schema says."""
+    """Let these sites prepare their data for a run, as the frozen schema says; each must answer `within` seconds."""
     requests = [(name, _to_agree(terms, config, name, terms.names.index(name))) for name in names]
-    answers = ask(connections, "agree", requests)
-    return {n: from_json(SiteAnswer, a.body, f"site {n}") for n, a in zip(names, answers, strict=True)}
+    limits = None if within is None else Limits(within, len(requests))
+    answers = Requests(connections, "agree", requests, None, limits, strict=True).answers()
+    found = dict(zip(names, answers, strict=True))
+    return {name: _agreed(name, answer) for name, answer in found.items()}
+
+
+def _agreed(name: str, answer: Packet | NoAnswer) -> SiteAnswer:
+    if isinstance(answer, NoAnswer):
+        raise FedadcError(answer.reason)
+    return from_json(SiteAnswer, answer.body, f"site {name}")
 
 
 def _to_agree(terms: Terms, config: Config, name: str, number: int) -> Packet:

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.app import LOCAL_FOLDER
-from fedadc.sites.certificates import Certificates
+from fedadc.sites.certificates import SITES_FOLDER, Certificates
 from fedadc.sites.dealing import DealtData
 from fedadc.sites.node import ALLOWED
 from fedadc.system.files import write_file
@@ -129,8 +129,10 @@ class LocalFederation:
             time.sleep(LOOK_EVERY)
         return link
 
-    def start_site(self, name: str, address: str) -> subprocess.Popen[bytes]:
-        """Start the SuperNode of a site."""
+    def start_site(
+        self, name: str, address: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start the SuperNode of a site, with further variables in its environment."""
         dealt = self.dealt
         assert dealt is not None
         given = {
@@ -140,14 +142,16 @@ class LocalFederation:
         settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
         secured = ["--insecure"] if self.certificates is None else self.certificates.site_options(name)
         words = [*secured, "--superlink", address, "--port", str(free_port()), "--node-config", settings]
-        return self.start_program(f"site-{name}", "flower-supernode", words)
+        return self.start_program(f"site-{name}", "flower-supernode", words, variables)
 
     def start_run(self, address: str) -> subprocess.Popen[bytes]:
         """Start the run, or go on with it; the process ends with the run."""
         dealt = self.dealt
         assert dealt is not None
         self.write_connection(address)
-        settings = f"out={json.dumps(str(self.run))} server-data={json.dumps(str(dealt.server or ''))}"
+        keys = "" if self.certificates is None else str(self.certificates.folder / SITES_FOLDER)
+        given = {"out": str(self.run), "server-data": str(dealt.server or ""), "site-keys": keys}
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in given.items())
         return self.start_program("run", "flwr", ["run", str(self.app), "local", "--stream", "--run-config", settings])
 
     def write_connection(self, address: str) -> None:
@@ -174,9 +178,11 @@ class LocalFederation:
         for process in starting:
             process.wait(START)
 
-    def start_program(self, name: str, program: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start_program(
+        self, name: str, program: str, words: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a program of Flower, which belongs to this federation; `name` is that of its log."""
-        environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME)}
+        environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME), **(variables or {})}
         environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         programs = str(Path(sys.executable).parent)  # Flower looks for its own ones by name
         environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])

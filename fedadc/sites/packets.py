@@ -14,11 +14,14 @@ from typing import Literal
 Fact = str | int | float | bool
 Kind = Literal["hello", "refuse", "describe", "agree", "train", "keep", "count", "finish"]
 PROBLEM, NOT_JOINED, NEEDS_STATE = "problem", "not joined", "needs state"  # facts of an answer that is a refusal
+REFUSED = "refused"  # fact that a transport puts in the place of an answer that cannot be accepted: the reason
+MAX_ANSWER = 1 << 26  # bytes of an answer, unless its request says less
 HAS = "has"  # fact of an answer to `keep`: the round whose state the site has now
 # settings of a run, which Flower gives to both halves
 RUN_CONFIG = {
     "out": "the run directory on the server's machine; a run that is there goes on",
     "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
+    "site-keys": "a folder with the public key of every site, NAME.pub; a node may only say the name of its own key",
     "metrics": "where Prometheus may ask for figures on the server's machine: a port, or host:port",
     "sites-data": "in Flower's simulation: a folder with one file per site",
 }
@@ -43,6 +46,7 @@ class Packet:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     head: bytes = b""
     body: bytes = b""
+    most: int = MAX_ANSWER  # bytes that the answer to this request may have
 
     @staticmethod
     def of(message: bytes, facts: Mapping[str, Fact]) -> Packet:
@@ -58,3 +62,8 @@ class Packet:
     @property
     def message(self) -> bytes:
         return self.head + self.body
+
+
+def too_large(most: int) -> str:
+    """Why an answer is refused."""
+    return f"its answer has more than {most} bytes, which none can have"

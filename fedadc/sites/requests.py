@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fedadc.engines.remote import NoAnswer
-from fedadc.errors import FedadcError, WorkersLost
+from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.connections import LOOK_AGAIN, Refused, SiteConnections, problem_of
-from fedadc.sites.packets import NEEDS_STATE, NOT_JOINED, PROBLEM, Kind, Lost, Packet
+from fedadc.sites.packets import NEEDS_STATE, NOT_JOINED, PROBLEM, REFUSED, Kind, Lost, Packet
 from fedadc.sites.status import Activity
 
 WINDOW = 8  # answers that are fetched ahead of their turn
@@ -55,7 +55,7 @@ def ask(
     agree: Callable[[str], None] | None = None,
 ) -> Iterator[Packet]:
     """The answers of all these sites, in the same order, however long they take."""
-    for answer in Requests(connections, kind, requests, agree).answers():
+    for answer in Requests(connections, kind, requests, agree, strict=True).answers():
         assert isinstance(answer, Packet)
         yield answer
 
@@ -72,10 +72,11 @@ class Requests:
         limits: Limits | None = None,
         subject: str = "answer",  # what a site that is late would have sent
         whole: Callable[[Packet], Packet] | None = None,  # the same request for a site that lacks a state
+        strict: bool = False,  # an answer that cannot be accepted ends the run
     ) -> None:
         self.connections, self.kind, self.agree, self.limits = connections, kind, agree, limits
         self.waiting = [_Request(name, packet) for name, packet in requests]
-        self.subject, self.whole = subject, whole
+        self.subject, self.whole, self.strict = subject, whole, strict
         self._came: dict[str, Packet] = {}  # answers whose turn has not come
         self._good = 0  # answers, except those that say why there is none
         self._over = False  # no more answers are waited for
@@ -133,8 +134,8 @@ class Requests:
                 self.connections.forget(request.name, node, answer.reason)
                 continue
             self._last = time.monotonic()
-            self.connections.received(request.name, self.kind, answer)
-            self._good += PROBLEM not in answer.facts
+            answer = self.connections.received(request.name, self.kind, answer, request.packet.most)
+            self._good += not {PROBLEM, REFUSED} & answer.facts.keys()
             self._came.setdefault(request.name, answer)
 
     def _accepted(self, request: _Request) -> Packet | NoAnswer | None:
@@ -149,12 +150,15 @@ class Requests:
             if answer.facts.get(NEEDS_STATE) and self.whole is not None and not request.sent_whole:
                 request.packet, request.numbers, request.sent_whole = self.whole(request.packet), {}, True
                 return None
+            if (refused := answer.facts.get(REFUSED)) is not None:
+                require(not self.strict, f"site {request.name}: {refused}.", Refused)
+                return NoAnswer(str(refused), "refused")
             if PROBLEM in answer.facts:
                 raise Refused(problem_of(request.name, answer))
         except FedadcError as error:
             if self.limits is None:
                 raise
-            return NoAnswer(str(error), said=True)
+            return NoAnswer(str(error), "problem")
         return answer
 
     def _is_over(self, position: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedadc.config.build import build_coordinator, complete
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
 from fedadc.engines.remote import NoAnswer, Remote
-from fedadc.errors import WorkersLost
+from fedadc.errors import FedadcError, WorkersLost
 from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.models.vectors import State, Vector
@@ -81,7 +82,8 @@ class SiteEngine:
         broadcast, facts = self._broadcast, self.facts
         assert broadcast is not None
         self.connections.look()  # takes answers to what was sent ahead
-        packets = self.deliveries.packets(broadcast, messages, facts)
+        most = self._remote.largest_answer
+        packets = [(k, replace(own, most=most)) for k, own in self.deliveries.packets(broadcast, messages, facts)]
         self.deliveries.send_ahead(broadcast, [client for client, _ in packets], len(self.terms.names), facts)
         asked = Requests(
             self.connections,
@@ -146,9 +148,18 @@ class SiteEngine:
                 self.connections.journal.happened(event, f"{DOING[kind]} without {name}: {answer.reason}", name)
             yield answer
 
+    @contextmanager
+    def unless_refused(self, what: str, name: str) -> Iterator[None]:
+        """Leave out what a site has sent if it cannot be used."""
+        try:
+            yield
+        except FedadcError as error:
+            self.connections.journal.happened("refused", f"{what} without {name}: {error}", name)
+
     def _agree_again(self, name: str) -> None:
         """Let a site join again that has lost what it kept of the run, but not its data."""
-        require_same_data(self.terms, agree_again(self.connections, self.terms, self.config, [name]))
+        within = None if self._limits(1) is None else self.settings.deadline or self.settings.patience
+        require_same_data(self.terms, agree_again(self.connections, self.terms, self.config, [name], within))
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:
         held = self.counter.held if isinstance(self.counter, SiteCounter) else {}
@@ -175,9 +186,10 @@ class SiteEngine:
         ]
         found = {}
         for k, answer in zip(clients, self.ask("count", requests), strict=True):
-            sizes, classes = self.terms.answers[k].sizes, self.counter.classes
+            sizes, classes, name = self.terms.answers[k].sizes, self.counter.classes, self.terms.names[k]
             if isinstance(answer, Packet):
-                found[k] = from_tensors(answer.body, sizes, classes, self.terms.names[k])
+                with self.unless_refused("evaluation", name):
+                    found[k] = from_tensors(answer.body, sizes, classes, name)
         assert isinstance(self.counter, SiteCounter)
         for batch in (batch for batch in batches if batch.start in found):
             yield replace(found[batch.start][batch.split.removeprefix(self.counter.prefix)], split=batch.split)
@@ -278,7 +290,7 @@ class SiteFederation(ServerHalf):
 
 
 def _event_of(answer: NoAnswer | None) -> Event:
-    return "problem" if answer is not None and answer.said else "late"
+    return "late" if answer is None else answer.kind
 
 
 def _held_at_sites(terms: Terms, prefix: str) -> dict[str, tuple[int, ...]]:

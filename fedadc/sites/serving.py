@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS, METRICS, SITES
 from fedadc.runs.record import read_run
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
+from fedadc.sites.certificates import public_key_of
 from fedadc.sites.connections import SiteConnections, Transport
 from fedadc.sites.finishing import finish
 from fedadc.sites.joining import Terms, join, join_again
@@ -48,6 +50,7 @@ def serve(
     server_data: Path | None = None,  # an .npz file with the server's own test samples
     watch: Watcher | None = None,
     notes: Notes = log.info,
+    site_keys: Path | None = None,  # a folder with the public key of every site, NAME.pub
     metrics: str = "",  # where Prometheus may ask for figures: a port, or host:port; empty: nowhere
 ) -> RunResult:
     """Train with the sites that a transport reaches, and write a run directory. A run that is there goes on."""
@@ -55,7 +58,8 @@ def serve(
     journal = journal_of(out, config.rounds, notes, served)
     try:
         _require_possible(config, server_data)
-        result = _serve(config, transport, out, server_data, journal, watch or (lambda record: None), notes)
+        connections = _connections(config, transport, journal, site_keys)
+        result = _serve(config, connections, out, server_data, watch or (lambda record: None), notes)
         journal.finished()
         return result
     except FedadcError as error:
@@ -85,16 +89,14 @@ def journal_of(out: Path, rounds: int, notes: Notes, watchers: Sequence[Callable
 
 def _serve(
     config: Config,
-    transport: Transport,
+    connections: SiteConnections,
     out: Path,
     server_data: Path | None,
-    journal: Journal,
     watch: Watcher,
     notes: Notes,
 ) -> RunResult:
-    settings = config.federation or FederationConfig()
+    settings, journal = config.federation or FederationConfig(), connections.journal
     original = original_config(out, config, trust=True)
-    connections = SiteConnections(transport, settings.patience, journal, settings.at_once, settings.open)
     before = None
     if original is None:
         assert settings.sites is not None
@@ -127,6 +129,13 @@ def _serve(
     return result
 
 
+def _connections(config: Config, transport: Transport, journal: Journal, site_keys: Path | None) -> SiteConnections:
+    settings = config.federation or FederationConfig()
+    require(site_keys is None or site_keys.is_dir(), f"site-keys: there is no folder {site_keys}.", DataError)
+    key_of = None if site_keys is None else partial(public_key_of, site_keys)
+    return SiteConnections(transport, settings.patience, journal, settings.at_once, settings.open, key_of)
+
+
 def _note_beginning(
     journal: Journal, connections: SiteConnections, config: Config, terms: Terms, event: Literal["joined", "returned"]
 ) -> None:
@@ -135,7 +144,8 @@ def _note_beginning(
     journal.write("began", {"config": settings, "fedadc": __version__, "schema": checksum(to_json(terms.schema))})
     for number, name in enumerate(terms.names):
         if name in connections.found:
-            journal.write(event, {"client": number, "data": terms.answers[number].data}, name)
+            facts = {"client": number, "node": connections.found[name], "data": terms.answers[number].data}
+            journal.write(event, facts, name)
 
 
 def _require_possible(config: Config, server_data: Path | None) -> None:

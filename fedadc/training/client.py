@@ -47,6 +47,8 @@ class Client:
         counted = task.counted
         require(counted == 0 or counted in self.states, f"client {self.number} has no state of round {counted}.")
         state = self.states.get(counted)
+        for round in [round for round in self.states if counted < round < broadcast.round]:  # they did not count
+            del self.states[round]
         with deterministic():
             result = local_update(self.agreement, self.agreement.client_data(self.samples), state, broadcast, task)
         keeps_state = bool(result.state) or state is not None
@@ -56,6 +58,9 @@ class Client:
         return self._wire.write_result(broadcast.round, told, keeps_state)
 
     def forget(self, before: int) -> None:
-        """Delete the states of rounds that no server will go back to, so that they do not pile up."""
+        """Delete the states of rounds that no server will go back to, so that they do not pile up.
+
+        States of rounds that did not count are gone already, but for the newest.
+        """
         for round in [round for round in self.states if round < before]:
             del self.states[round]

@@ -128,6 +128,17 @@ def test_a_site_that_is_still_busy_holds_nobody_up(site_arrays: Path) -> None:
     require_repeated(site_arrays, settings, transport.sites.values())
 
 
+def test_a_site_that_was_late_in_many_rounds_still_has_its_state(site_arrays: Path) -> None:
+    """Its states of rounds that did not count are not taken for the one that the oldest checkpoint needs."""
+    changes = {"cohort": {}, "rounds": 8, "method": "scaffold", "checkpoint": {"every": 1}}
+    settings = config(site_arrays, changes=changes)
+    transport = Unreliable(sites_of(site_arrays, settings), {(t, "bert"): "late" for t in range(2, 7)})
+    serve(settings, transport, site_arrays / "run", watch=transport.after)
+    records = read_run(site_arrays / "run").records
+    assert [r["round"] for r in records if "dropped" in r] == list(range(2, 7))
+    require_repeated(site_arrays, settings, transport.sites.values())
+
+
 def test_without_a_quorum_the_others_are_asked_again_and_their_first_answers_are_enough(site_arrays: Path) -> None:
     settings = config(site_arrays, quorum=1.0, retries=2, changes={"cohort": {}, "rounds": 2})
     transport = Unreliable(sites_of(site_arrays, settings), {(2, "anna"): "late once", (2, "emil"): "late once"})
