@@ -62,13 +62,20 @@ class Parts:
     """The parts of a federation, each of which can be killed and started again."""
 
     def __init__(
-        self, config: Config, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        config: Config,
+        folder: Path,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
+        tls: bool = False,
     ) -> None:
         self.variables = variables or {}  # of the environment of a site, by its name
         self.federation = prepared(folder, config, config.data.clients)[0]
         assert self.federation.dealt is not None
         self.names, self.address = list(self.federation.dealt.sites), f"127.0.0.1:{free_port()}"
+        if tls:
+            self.federation.secure()
         self.link = self.federation.start_link(self.address)
+        self.federation.register_sites(self.address)
         self.sites = {name: self._started(name) for name in self.names}
         self.run = self.federation.start_run(self.address)
         self.last: list[str] = []  # sites of the last cohort
@@ -119,9 +126,9 @@ def _with_descendants(pids: list[int]) -> set[int]:
 
 @contextmanager
 def parts_of(
-    config: Config, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None
+    config: Config, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None, tls: bool = False
 ) -> Iterator[Parts]:
-    parts = Parts(config, folder, variables)
+    parts = Parts(config, folder, variables, tls)
     try:
         yield parts
     finally:

@@ -116,7 +116,7 @@ def become_hostile() -> None:
         round = facts_of(request.head)["round"]
         attack = attacks[round - 1] if round <= len(attacks) else "honest"
         if attack == "a long problem":
-            return Packet({PROBLEM: "\x1b[2J\n" + "lies " * 100_000})
+            return Packet({PROBLEM: "\x1b[2J\n" + "lies " * 2_000})
         if attack == "no records":
             return Packet({attack: True})
         return attacked(attack, found, lambda message: Packet.of(message, {}), past)

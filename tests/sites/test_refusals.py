@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
-from family import linux
+from family import eventually, linux
 from fedadc.config.settings import Config
 from fedadc.runs.record import load_config, read_run
 from fedadc.runs.runner import run
+from fedadc.sites import certificates
+from fedadc.sites.certificates import Certificates
 from fedadc.sites.journal import audit_file, changed_line
-from federations import parts_of
+from fedadc.sites.local import LOGS, free_port
+from federations import Parts, parts_of
 
 pytestmark = [linux, pytest.mark.federation, pytest.mark.usefixtures("nothing_is_left")]
 HOSTILE = Path(__file__).parents[1] / "hostile"
@@ -64,13 +72,13 @@ def peak_memory(pid: int) -> int:
     return 1024 * int(line.split()[1])
 
 
-def test_uploads_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, tree = config_of(tmp_path, rounds=len(ATTACKS) + 1), {}
+def test_uploads_that_are_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, rounds=len(ATTACKS) + 1)
     hostile = {"PYTHONPATH": str(HOSTILE), "HOSTILE": ",".join([*ATTACKS, "honest", "counts"])}
     hostile |= {"HOSTILE_FOLDER": str(tmp_path), "HOSTILE_BYTES": str(LARGE)}
     with parts_of(config, tmp_path / "there", {"mallory": hostile}) as parts:
         parts.after_round(len(ATTACKS) - 1, 400)
-        (server,) = [pid for pid in parts.processes("flwr-serverapp") if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()][-1:]
+        server = max(parts.processes("flwr-serverapp"))
         before = peak_memory(server)
         parts.after_round(len(ATTACKS), 200)
         grown = peak_memory(server) - before
@@ -90,7 +98,168 @@ def test_uploads_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     refused = [line["round"] for line in audit if line["event"] in ("refused", "problem") and "upload" in line["text"]]
     assert sorted(refused) == list(range(2, len(ATTACKS) + 1)) and changed_line(audit_file(out)) is None
     assert all(line["site"] == "mallory" for line in audit if line["event"] in ("refused", "problem"))
+    require_repeated(config, out, tmp_path / "repeated")
+
+
+def require_repeated(config: Config, out: Path, folder: Path) -> None:
+    """A simulation with the trace of the run has its model."""
     tree = {**config.tree(), "faults": {"trace": str(out / "trace.jsonl")}, "federation": None}
-    tree["data"] = {**tree["data"], "test": 0.2}
-    run(load_config(tree), out=tmp_path / "repeated")
-    assert (out / "model.safetensors").read_bytes() == (tmp_path / "repeated/model.safetensors").read_bytes()
+    run(load_config({**tree, "data": {**tree["data"], "test": 0.2}}), out=folder)
+    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def expired(found: Certificates) -> None:
+    """Let the server's certificate be one that has expired four days ago."""
+    real = certificates.datetime
+
+    class Earlier:
+        @staticmethod
+        def now(zone: object) -> object:
+            return real.now(certificates.UTC) - timedelta(days=5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificates, "SKEW", timedelta(days=10))
+        patch.setattr(certificates, "datetime", Earlier)
+        found.renew(found.hosts(), days=1)
+
+
+class Attempts:
+    """SuperNodes that try to take part in a federation with TLS, and what becomes of them."""
+
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self.parts, self.federation, self.folder = parts, parts.federation, folder
+        found = self.federation.certificates
+        assert found is not None
+        self.tls = found
+        self.other = Certificates(folder / "other")
+        self.other.create(["127.0.0.1"], ["eve"])
+
+    def refused(self, name: str, options: Sequence[str], address: str = "") -> str:
+        """The log of a SuperNode with these options, which must end by itself."""
+        words = ["--superlink", address or self.parts.address, "--max-retries", "0", "--port", str(free_port())]
+        words += [*options, "--node-config", f'client="anna" data-path="{self.folder}"']
+        node = self.federation.start_program(name, "flower-supernode", words)
+        assert node.wait(timeout=60) != 0, name
+        return (self.federation.folder / LOGS / f"{name}.log").read_text()
+
+    def flwr(self, *words: str) -> str:
+        """What a command of Flower says."""
+        log = self.federation.folder / LOGS / "flwr.log"
+        log.unlink(missing_ok=True)
+        self.federation.write_connection(self.parts.address)
+        self.federation.start_program("flwr", "flwr", [*words, "local"]).wait(timeout=60)
+        return log.read_text()
+
+    def node_of(self, name: str) -> int:
+        """The number of the node that the audit file has for a site."""
+        lines = [json.loads(line) for line in audit_file(self.federation.run).read_text().splitlines()]
+        nodes = [line["node"] for line in lines if line.get("site") == name and "node" in line]
+        return int(nodes[-1])
+
+
+def push(attempts: Attempts, key: Path, message: Any, node: int) -> Any:
+    """Send a reply as Flower's own client does, signed with a site's key."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private: Any = load_ssh_private_key(key.read_bytes(), None)
+    authentication = NodeAuthHttpInterceptor(private, private.public_key())
+    named = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    root = str(attempts.tls.authority)
+    with FleetHttpClient.from_server_address(attempts.parts.address, False, root, [named, authentication]) as client:
+        request = PushMessagesRequest(
+            node=Node(node_id=node), messages_list=[message_to_proto(message)],
+            message_object_trees=[get_object_tree(message)], clientapp_runtime_list=[0.1],
+        )  # fmt: skip
+        return client.PushMessages(request)
+
+
+def reply_to(number: str, run: int, node: int) -> Any:
+    """A reply to a message of which a node knows only the number."""
+    from flwr.app import Metadata, RecordDict
+    from flwr.app.message import make_message
+    from flwr.supercore.date import now
+
+    facts = {
+        "run_id": run, "message_id": "", "src_node_id": node, "dst_node_id": 1, "reply_to_message_id": number,
+        "group_id": "", "created_at": now().timestamp(), "ttl": 60.0, "message_type": "train",
+    }  # fmt: skip
+    message = make_message(metadata=Metadata(**facts), content=RecordDict())
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
+    """Behind TLS with keys of sites: strangers do not take part, and a new key takes the place of a revoked one."""
+    config = config_of(tmp_path, rounds=12, federation={"quorum": 0.5, "deadline": 60, "patience": 120})
+    with parts_of(config, tmp_path / "there", tls=True) as parts:
+        attempts = Attempts(parts, tmp_path)
+        tls, other, federation = attempts.tls, attempts.other, parts.federation
+        trusted, mine = ["--root-certificates", str(tls.authority)], "--auth-supernode-private-key"
+        parts.after_round(1)
+        anna, mallory = attempts.node_of("anna"), attempts.node_of("mallory")
+        assert "disconnected without sending a response" in attempts.refused("plain", ["--insecure"])
+        wrong = ["--root-certificates", str(other.authority), mine, str(tls.site_key("anna"))]
+        assert "CERTIFICATE_VERIFY_FAILED" in attempts.refused("wrong-ca", wrong)
+        unknown = attempts.refused("unknown-key", [*trusted, mine, str(other.site_key("eve"))])
+        assert "Failed to activate SuperNode" in unknown
+        assert "authentication is enabled" in attempts.refused("no-key", trusted)
+        old = Certificates(tmp_path / "old")
+        shutil.copytree(tls.folder, old.folder)
+        expired(old)
+        second = f"127.0.0.1:{free_port()}"
+        federation.start_program(
+            "expired-link", "flower-superlink", [*old.link_options, "--host", "127.0.0.1", "--port", second[10:]]
+        )
+        eventually(lambda: "Uvicorn running" in (federation.folder / LOGS / "expired-link.log").read_text(), 60)
+        late = attempts.refused("expired", [*trusted, mine, str(tls.site_key("anna"))], second)
+        assert "certificate has expired" in late
+        with sqlite3.connect(federation.folder / "state.db") as database:
+            run, number = database.execute(
+                "select run_id, message_id from message_ins where dst_node_id = ? order by created_at desc",
+                (signed(anna),),
+            ).fetchone()
+        run = run % 2**64
+        push(attempts, tls.site_key("mallory"), reply_to("0" * 64, run, mallory), mallory)
+        push(attempts, tls.site_key("mallory"), reply_to(number, run, mallory), mallory)
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            push(attempts, tls.site_key("mallory"), reply_to(number, run, anna), anna)
+        link_log = (federation.folder / LOGS / "superlink.log").read_text()
+        assert f"message_id {'0' * 64} does not exist" in " ".join(link_log.split())
+        options = ["--superlink", parts.address, *trusted, mine, str(registered(attempts, tmp_path))]
+        options += ["--port", str(free_port()), "--node-config", f'client="anna" data-path="{tmp_path}"']
+        stranger = federation.start_program("impostor", "flower-supernode", options)
+        audit = audit_file(federation.run)
+        eventually(lambda: "its key is not that of site anna (site-keys)" in audit.read_text(), 60)
+        stranger.terminate()
+        assert "unregistered successfully" in attempts.flwr("supernode", "unregister", str(mallory))
+        assert parts.sites["mallory"].wait(timeout=60) is not None
+        lost = federation.run / "metrics.jsonl"
+        eventually(lambda: "[2]" in lost.read_text(), 200)
+        tls.site_key("mallory").unlink()
+        tls.create(tls.hosts(), ["mallory"])
+        federation.register_sites(parts.address)
+        parts.restart_site("mallory")
+        parts.finished()
+    records = read_run(federation.run).records
+    assert records[-1].get("dropped") is None, "with its new key, the site takes part again"
+    require_repeated(config, federation.run, tmp_path / "repeated")
+
+
+def signed(number: int) -> int:
+    """A number of Flower as SQLite has it."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def registered(attempts: Attempts, folder: Path) -> Path:
+    """The key of a site that is registered, and known by no name."""
+    known = Certificates(folder / "known")
+    known.create(["127.0.0.1"], ["impostor"])
+    assert "registered" in attempts.flwr("supernode", "register", str(known.public_key("impostor")))
+    return known.site_key("impostor")
