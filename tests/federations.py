@@ -126,9 +126,13 @@ def _with_descendants(pids: list[int]) -> set[int]:
 
 @contextmanager
 def parts_of(
-    config: Config, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None, tls: bool = False
+    config: Config,
+    folder: Path,
+    variables: Mapping[str, Mapping[str, str]] | None = None,
+    tls: bool = False,
+    kind: type[Parts] | None = None,
 ) -> Iterator[Parts]:
-    parts = Parts(config, folder, variables, tls)
+    parts = (kind or Parts)(config, folder, variables, tls)
     try:
         yield parts
     finally:

@@ -93,6 +93,27 @@ def federation_certificates(
     typer.echo(f"the certificates are valid for {certificates.days_left():.0f} days")
 
 
+def federation_checksum(folder: Folder) -> None:
+    """Print the checksum of an app as Flower sends it, for sites that run only apps that they know."""
+    from fedadc.sites.pinning import checksum_of_app
+
+    typer.echo(checksum_of_app(folder))
+
+
+def federation_site(
+    options: Annotated[list[str], typer.Argument(metavar="-- OPTIONS", help="Options of flower-supernode.")],
+    pins: Annotated[
+        list[str] | None, typer.Option("--pin", metavar="APP", help="An app's checksum, or a folder with a copy of it.")
+    ] = None,
+) -> None:
+    """Start a SuperNode that runs only the given apps. Flower's own program runs whatever app the server sends."""
+    from fedadc.errors import require
+    from fedadc.sites.pinning import become_pinned_site, pins_of
+
+    require(bool(pins), "--pin is missing: the checksum of an app that this site runs, or a folder with a copy of it.")
+    become_pinned_site(pins_of(pins or ()), options)
+
+
 def federation_down(folder: Folder) -> None:
     """End all processes of a federation on this machine."""
     from fedadc.sites.trial import end_processes

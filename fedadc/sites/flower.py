@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -10,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import flwr
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -99,7 +103,8 @@ class GridTransport:
                 return to_packet(message.content)
             except FedadcError as error:
                 return Packet({REFUSED: str(error).rstrip(".")})
-        reason = f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}"
+        said = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", message.error.reason or "no reason given")
+        reason = f"Flower's error {message.error.code}: {said}"
         return Packet({PROBLEM: reason}) if message.error.code in APP_FAILED else Lost(reason)
 
 
@@ -210,6 +215,35 @@ def _answer(kind: Kind, request: Packet, folder: Path, context: Context) -> Pack
     from fedadc.sites.site import Site
 
     return reply(Site(settings, config_of_app(folder)), kind, request)
+
+
+def packed_app(folder: Path) -> bytes:
+    """An app as Flower packs and sends it."""
+    from flwr.cli.build import build_fab_from_disk
+
+    return build_fab_from_disk(folder)
+
+
+def run_client_app(pins: Collection[str]) -> None:
+    """What Flower does in the process of a message, for apps with these checksums only.
+
+    The check stands before the place where Flower unpacks an app. If a version of Flower has no such place, nothing is
+    run.
+    """
+    program: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    unpack = program.install_from_fab
+    known = program.run_clientapp.__code__.co_names
+    require("install_from_fab" in known, f"--pin does not work with Flower {flwr.__version__}; nothing is run.")
+
+    def checked(content: bytes, *args: Any, **settings: Any) -> Any:
+        found = hashlib.sha256(content).hexdigest()
+        require(found in pins, f"this site runs only apps that it knows (--pin), not the one with checksum {found}.")
+        return unpack(content, *args, **settings)
+
+    program.install_from_fab = checked
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+
+    flwr_clientapp()
 
 
 def _one_sentence(record: logging.LogRecord) -> bool:

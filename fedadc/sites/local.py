@@ -133,6 +133,10 @@ class LocalFederation:
         self, name: str, address: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start the SuperNode of a site, with further variables in its environment."""
+        return self.start_program(f"site-{name}", "flower-supernode", self.site_options(name, address), variables)
+
+    def site_options(self, name: str, address: str) -> list[str]:
+        """The options of the SuperNode of a site."""
         dealt = self.dealt
         assert dealt is not None
         given = {
@@ -141,8 +145,7 @@ class LocalFederation:
         }  # fmt: skip
         settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
         secured = ["--insecure"] if self.certificates is None else self.certificates.site_options(name)
-        words = [*secured, "--superlink", address, "--port", str(free_port()), "--node-config", settings]
-        return self.start_program(f"site-{name}", "flower-supernode", words, variables)
+        return [*secured, "--superlink", address, "--port", str(free_port()), "--node-config", settings]
 
     def start_run(self, address: str) -> subprocess.Popen[bytes]:
         """Start the run, or go on with it; the process ends with the run."""
