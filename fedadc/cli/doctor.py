@@ -53,7 +53,7 @@ def _show(reports: Sequence[NodeReport]) -> None:
     from rich.table import Table
 
     from fedadc.cli.terminal import out
-    from fedadc.cluster.actor import NodeFacts
+    from fedadc.system.node_facts import NodeFacts
 
     here = NodeFacts.here()
     caption = (

@@ -71,6 +71,32 @@ def federation_status(
     show_overview(found)
 
 
+def federation_doctor(
+    folder: Folder,
+    link: Annotated[
+        str | None, typer.Argument(metavar="[SUPERLINK]", help="Its name in Flower's config (default: its default).")
+    ] = None,
+    within: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait for sites, and for their answers.")] = 60.0,
+    site_keys: Annotated[Path | None, typer.Option("--site-keys", help="A folder with the sites' public keys.")] = None,
+    json: Json = False,
+) -> None:
+    """Examine a federation before a run: the SuperLink, its certificate, and at every site versions, clock and data."""
+    from fedadc.errors import WorkersLost, require
+    from fedadc.sites.doctor import examine_federation
+
+    found = examine_federation(folder, link, within, site_keys)
+    if json:
+        from fedadc.sites.examination import as_json
+
+        typer.echo(json_module.dumps(as_json(found), indent=2))
+    else:
+        from fedadc.cli.site_output import show_examination
+
+        show_examination(found)
+    bad = [f"site {site.name}: {problem}" for site in found.sites for problem in site.problems]
+    require(found.healthy, "; ".join([*found.problems, *bad]) + ".", WorkersLost)
+
+
 def federation_certificates(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for certificates and keys.")],
     hosts: Annotated[

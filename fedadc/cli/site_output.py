@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedadc.cli.terminal import out, say
+from fedadc.sites.examination import Examination, SiteReport
 from fedadc.sites.overview import Overview
 from fedadc.sites.status import SiteStatus, Status
 
@@ -63,3 +64,33 @@ def _ago(moment: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def show_examination(found: Examination) -> None:
+    """What was found of a federation before a run."""
+    server = found.server
+    caption = (
+        "seconds: from the question to the answer; clock: seconds ahead of the server's, give or take half of these\n"
+        f"server: fedadc {server.fedadc}, torch {server.torch}, {server.machine} with {server.cpu}"
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    for heading in ("site", "train", "test", "inputs", "parameters", "free GB", "seconds", "clock", ""):
+        table.add_column(heading, justify="left" if heading in ("site", "") else "right", overflow="fold")
+    for site in found.sites:
+        table.add_row(Text(site.name), *_examined(site), "problems" if site.problems else "ready")
+    out.print(table)
+    for note in found.notes:
+        say(note)
+    if found.healthy:
+        say(f"{len(found.sites)} sites are ready; {len(found.classes)} classes: {', '.join(found.classes)[:200]}")
+
+
+def _examined(site: SiteReport) -> list[str]:
+    check = site.check
+    if check is None:
+        return ["-"] * 7
+    sizes = [str(check.sizes.get(split, "-")) for split in ("train", "test")]
+    shape = "x".join(map(str, check.shape))
+    return [
+        *sizes, shape, f"{check.parameters:,}", f"{check.free_gb:g}", f"{site.seconds:.1f}", f"{site.clock:+.1f}",
+    ]  # fmt: skip

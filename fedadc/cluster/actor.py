@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +15,8 @@ from fedadc.errors import require
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch
 from fedadc.models.vectors import canonical
 from fedadc.system.determinism import deterministic
+from fedadc.system.node_facts import NodeFacts
 from fedadc.system.user_code import UserModule, provide_modules
-from fedadc.system.version import __version__
 from fedadc.training.aggregate import Facts
 from fedadc.training.messages import ClientTask, ServerBroadcast
 
@@ -41,26 +38,6 @@ class RoundAnswer(NamedTuple):
     sum: Arrays
     facts: list[Facts]
     state_bytes: int | None  # of the new state; None: there is none
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """What must be equal on all nodes, so that they compute the same bits."""
-
-    fedadc: str
-    torch: str
-    machine: str
-    cpu: str  # the instructions that torch uses
-    mkl_cbwr: str
-
-    @staticmethod
-    def here() -> NodeFacts:
-        cpu = torch.backends.cpu.get_cpu_capability()
-        return NodeFacts(__version__, torch.__version__, platform.machine(), cpu, os.environ.get("MKL_CBWR", "unset"))
-
-    def differences(self, other: NodeFacts) -> list[str]:
-        mine, theirs = asdict(self), asdict(other)
-        return [f"{name} {mine[name]} instead of {theirs[name]}" for name in mine if mine[name] != theirs[name]]
 
 
 class ClientActor:

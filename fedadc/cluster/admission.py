@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from fedadc.cluster.actor import NodeFacts
 from fedadc.cluster.connection import Node
 from fedadc.cluster.settings import RayCluster
 from fedadc.errors import WorkersLost
+from fedadc.system.node_facts import NodeFacts
 
 AVOIDED = 15.0  # seconds after a first loss; after each further one twice as long
 

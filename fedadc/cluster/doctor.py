@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedadc.cluster.actor import NodeFacts
 from fedadc.cluster.connection import Connection, Node, import_ray, task_on
 from fedadc.cluster.settings import RayCluster
+from fedadc.system.node_facts import NodeFacts
 
 PROBE = 8 * 2**20  # bytes that are sent to every node
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedadc.cluster.actor import ClientActor, NodeFacts, RoundAnswer, RoundJob
+from fedadc.cluster.actor import ClientActor, RoundAnswer, RoundJob
 from fedadc.cluster.admission import Admission
 from fedadc.cluster.connection import Connection, Node, import_ray, on_node
 from fedadc.cluster.supplies import Supplies
@@ -24,6 +24,7 @@ from fedadc.engines.pooled import AHEAD, COUNTING_IN_WORDS, EventLog, training_i
 from fedadc.errors import FedadcError, StatesLost, WorkersLost, one_line, require
 from fedadc.evaluation.metrics import EvaluationBatch
 from fedadc.models.vectors import DistantState, State
+from fedadc.system.node_facts import NodeFacts
 
 log = logging.getLogger("fedadc")
 POLL = 1.0  # seconds after which a wait looks at the cluster again

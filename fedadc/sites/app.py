@@ -62,16 +62,7 @@ serverapp = "server_app:app"
 clientapp = "client_app:app"
 
 [tool.flwr.app.config]
-# {out_help}
-out = "runs/{name}"
-# {server_help}
-server-data = ""
-# {keys_help}
-site-keys = ""
-# {metrics_help}
-metrics = ""
-# {sites_help}
-sites-data = ""
+{settings}
 """
 README = """# {name}
 
@@ -116,15 +107,13 @@ def write_app(folder: Path, config: Config, name: str | None = None) -> None:
 def write_app_files(folder: Path, config: Config, name: str | None = None) -> None:
     """Write the files of an app, also over those that are there; its config comes last, and makes it an app."""
     name = app_name(name or folder.resolve().name)
-    helps = {
-        f"{key}_help": RUN_CONFIG[option]
-        for key, option in zip(("out", "server", "keys", "metrics", "sites"), RUN_CONFIG, strict=True)
-    }
+    defaults = {**dict.fromkeys(RUN_CONFIG, '""'), "out": f'"runs/{name}"', "examine-within": "60.0"}
+    settings = "\n".join(f"# {RUN_CONFIG[key]}\n{key} = {value}" for key, value in defaults.items())
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "server_app.py": SERVER_APP,
         "client_app.py": CLIENT_APP,
-        "pyproject.toml": PYPROJECT.format(name=name, **helps),
+        "pyproject.toml": PYPROJECT.format(name=name, settings=settings),
         "README.md": README.format(name=name),
         ".gitignore": f"{LOCAL_FOLDER}/\nruns/\n__pycache__/\n",
     }

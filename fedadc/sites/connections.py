@@ -90,7 +90,7 @@ class SiteConnections:
         self.found: dict[str, int] = {}  # client -> node
         self._asked: dict[int, str] = {}  # node -> number of the request for its name
         self._known: set[int] = set()  # nodes that have said their names
-        self._problems: list[tuple[str, str]] = []  # sites that cannot take part, and why
+        self.problems: list[tuple[str, str]] = []  # sites that cannot take part, and why
         self._refusals: list[str] = []  # numbers of messages to sites that were refused
         self._joining = True  # until all sites were found
         self.roster: tuple[str, ...] | None = None  # names of the sites that take part, once they are known
@@ -112,12 +112,24 @@ class SiteConnections:
             self._await_refusals()
             raise
 
+    def gather(self, wanted: Sequence[str] | int, within: float) -> list[str]:
+        """The sites that are connected when all are, or after so many seconds. Problems are kept."""
+        total, until = wanted if isinstance(wanted, int) else len(wanted), time.monotonic() + within
+        while True:
+            self.look()
+            heard = {*self.found, *(name for name, _ in self.problems)}
+            absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in heard)
+            self.journal.activity(Activity(JOIN, total, len(heard), absent, tuple(sorted(self.found))))
+            if (len(heard) >= total and not absent) or time.monotonic() > until:
+                return sorted(self.found)
+            time.sleep(LOOK_AGAIN)
+
     def _wait_for(self, wanted: Sequence[str] | int, enough: int | None, within: float) -> list[str]:
         self.roster = None if isinstance(wanted, int) else tuple(wanted)
         began, total = time.monotonic(), wanted if isinstance(wanted, int) else len(wanted)
         while True:
             self.look()
-            for name, problem in self._problems:
+            for name, problem in self.problems:
                 require(not isinstance(wanted, int) and name not in wanted, problem, Refused)
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
             absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in self.found)
@@ -132,7 +144,7 @@ class SiteConnections:
                 return names
             if waited > self.patience:
                 those = f"site {', '.join(absent)}" if absent else f"{total - len(names)} of {total} sites"
-                others = f"; {self._problems[0][1]}" if self._problems else "."
+                others = f"; {self.problems[0][1]}" if self.problems else "."
                 raise WorkersLost(f"{those} did not connect within {self.patience:g} seconds{others}")
             time.sleep(LOOK_AGAIN)
 
@@ -162,8 +174,8 @@ class SiteConnections:
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
         if PROBLEM in answer.facts:
-            self._problems.append((name, problem_of(name, answer)))
-            self.journal.happened("refused", f"a site cannot take part: {self._problems[-1][1]}", name)
+            self.problems.append((name, problem_of(name, answer)))
+            self.journal.happened("refused", f"a site cannot take part: {self.problems[-1][1]}", name)
             return
         if (wrong := self._wrong_with(name, node)) is not None:
             self._refuse(name, node, wrong)

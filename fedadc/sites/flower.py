@@ -30,6 +30,7 @@ TYPES: dict[Kind, str] = {
     "hello": "query.hello",
     "refuse": "query.refuse",
     "describe": "query.describe",
+    "check": "query.check",
     "agree": "query.agree",
     "train": "train",
     "keep": "query.keep",
@@ -261,7 +262,7 @@ def server_app(app_file: str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         from fedadc.sites.app import config_of_app
-        from fedadc.sites.serving import serve
+        from fedadc.sites.serving import examined, serve
 
         log.addFilter(_one_sentence)
         given = context.run_config
@@ -271,6 +272,10 @@ def server_app(app_file: str) -> ServerApp:
         out, data = Path(str(given.get("out") or "run")).expanduser(), str(given.get("server-data") or "")
         own, metrics = Path(data).expanduser() if data else None, str(given.get("metrics") or "")
         keys = Path(str(given["site-keys"])).expanduser() if given.get("site-keys") else None
+        if report := str(given.get("examine") or ""):
+            within = float(given.get("examine-within") or 60)
+            examined(config_of_app(folder), GridTransport(grid), log.info, keys, within).write(Path(report))
+            return
         serve(config_of_app(folder), GridTransport(grid), out, own, notes=log.info, metrics=metrics, site_keys=keys)
 
     return app

@@ -69,13 +69,13 @@ def join(
     connections: SiteConnections, wanted: int | Sequence[str], config: Config, run: str, holds_out: bool, notes: Notes
 ) -> Terms:
     """Wait for the sites, merge and freeze what they tell, and let every site prepare its data accordingly."""
-    connections.hello = _question(holds_out)
+    connections.hello = question(holds_out)
     names = connections.wait_for(wanted)
     connections.hello = Packet()
     notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
-    schema = _frozen_schema(connections, names, config, holds_out, notes)
-    channels_last = build_agreement(complete(config), schema.spec).inputs.channels_last
-    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last, len(names))
+    _require_same_versions(connections.said)
+    schema = frozen_schema(connections, names, config, holds_out, notes)
+    terms = Terms(run, tuple(names), schema, (), holds_out, channels_last_of(config, schema), len(names))
     answers = agree_again(connections, terms, config, names)
     _require_same_agreement(answers, agreement_of(config, terms))
     _require_sizes(answers, config)
@@ -109,7 +109,7 @@ def admit(connections: SiteConnections, terms: Terms, config: Config) -> Iterato
         if name in connections.busy:
             continue
         number = len(connections.roster or ())
-        request = _to_agree(terms, config, name, number)
+        request = to_agree(terms, config, name, number)
         (answer,) = Requests(connections, "agree", [(name, request)], None, limits, "answer").answers()
         try:
             if isinstance(answer, NoAnswer):
@@ -133,19 +133,18 @@ def _require_same_versions(said: Mapping[str, Packet]) -> None:
             require(theirs == mine, f"site {name} has {package} {theirs}, but the server has {mine}; install the same.")
 
 
-def _question(holds_out: bool, as_text: Collection[str] = ()) -> Packet:
+def question(holds_out: bool, as_text: Collection[str] = ()) -> Packet:
     return Packet({"holds_out": holds_out, "as_text": json.dumps(sorted(as_text))})
 
 
-def _frozen_schema(
+def frozen_schema(
     connections: SiteConnections, names: Sequence[str], config: Config, holds_out: bool, notes: Notes
 ) -> DataSchema:
-    said: Iterable[Packet] = [connections.said[name] for name in names]
-    _require_same_versions(connections.said)
-    summaries = _summaries(names, said)
+    """What the data of all sites is like together, as they tell it."""
+    summaries = summaries_of(names, [connections.said[name] for name in names])
     if mixed := mixed_columns(summaries):
-        question = _question(holds_out, mixed)
-        summaries = _summaries(names, ask(connections, "describe", [(name, question) for name in names]))
+        again = question(holds_out, mixed)
+        summaries = summaries_of(names, ask(connections, "describe", [(name, again) for name in names]))
     options = config.data.options
     schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
     for note in notes_about_tables(schema, summaries):
@@ -158,7 +157,8 @@ def _frozen_schema(
     return replace(schema, normalization=Normalization(schema.normalization.scale, mean, std))
 
 
-def _summaries(names: Sequence[str], said: Iterable[Packet]) -> list[SiteSummary]:
+def summaries_of(names: Sequence[str], said: Iterable[Packet]) -> list[SiteSummary]:
+    """What sites tell about their data."""
     found = [from_json(SiteSummary, a.body, f"site {name}") for name, a in zip(names, said, strict=True)]
     for name, summary in zip(names, found, strict=True):
         require(summary.client == name, f"site {name} answered as {summary.client}.")
@@ -169,7 +169,7 @@ def agree_again(
     connections: SiteConnections, terms: Terms, config: Config, names: Sequence[str], within: float | None = None
 ) -> dict[str, SiteAnswer]:
     """Let these sites prepare their data for a run, as the frozen schema says; each must answer `within` seconds."""
-    requests = [(name, _to_agree(terms, config, name, terms.names.index(name))) for name in names]
+    requests = [(name, to_agree(terms, config, name, terms.names.index(name))) for name in names]
     limits = None if within is None else Limits(within, len(requests))
     answers = Requests(connections, "agree", requests, None, limits, strict=True).answers()
     found = dict(zip(names, answers, strict=True))
@@ -182,7 +182,7 @@ def _agreed(name: str, answer: Packet | NoAnswer) -> SiteAnswer:
     return from_json(SiteAnswer, answer.body, f"site {name}")
 
 
-def _to_agree(terms: Terms, config: Config, name: str, number: int) -> Packet:
+def to_agree(terms: Terms, config: Config, name: str, number: int) -> Packet:
     facts: dict[str, Fact] = {
         "run": terms.run, "number": number, "channels_last": terms.channels_last, "holds_out": terms.holds_out,
         "label_counts": _needs_label_counts(config),
@@ -198,6 +198,11 @@ def _initial_weights(config: Config) -> bytes:
 
 def _needs_label_counts(config: Config) -> bool:
     return config.cohort.selection is not None and config.cohort.selection.needs_label_counts
+
+
+def channels_last_of(config: Config, schema: DataSchema) -> bool:
+    """Whether inputs are stored pixel by pixel, which the server decides for all."""
+    return build_agreement(complete(config), schema.spec).inputs.channels_last
 
 
 def agreement_of(config: Config, terms: Terms) -> Agreement:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Fact = str | int | float | bool
-Kind = Literal["hello", "refuse", "describe", "agree", "train", "keep", "count", "finish"]
+Kind = Literal["hello", "refuse", "describe", "check", "agree", "train", "keep", "count", "finish"]
 PROBLEM, NOT_JOINED, NEEDS_STATE = "problem", "not joined", "needs state"  # facts of an answer that is a refusal
 REFUSED = "refused"  # fact that a transport puts in the place of an answer that cannot be accepted: the reason
 MAX_ANSWER = 1 << 26  # bytes of an answer, unless its request says less
@@ -23,6 +23,8 @@ RUN_CONFIG = {
     "server-data": "an .npz file with x_test and y_test for the server's own evaluation",
     "site-keys": "a folder with the public key of every site, NAME.pub; a node may only say the name of its own key",
     "metrics": "where Prometheus may ask for figures on the server's machine: a port, or host:port",
+    "examine": "a file: the sites are only examined, and the file says what was found; nothing is trained",
+    "examine-within": "seconds for which an examination waits for sites (default: 60)",
     "sites-data": "in Flower's simulation: a folder with one file per site",
 }
 HEADER_LENGTH = 8  # bytes at the beginning of a safetensors file, which have the length of its header

@@ -21,7 +21,7 @@ from fedadc.system.files import write_file
 
 PROGRAM = "flwr-clientapp"
 SUPERNODE = "flower-supernode"
-LENGTH = 64  # of a checksum
+CHECKSUM_LENGTH = 64  # of a checksum
 PROGRAM_TEXT = """#!/bin/sh
 exec {python} -P -c 'from fedadc.sites.pinning import main; main()' {pins} "$@"
 """
@@ -41,7 +41,7 @@ def pins_of(words: Sequence[str]) -> list[str]:
 
 
 def _is_checksum(text: str) -> bool:
-    return len(text) == LENGTH and {*text} <= {*string.hexdigits.lower()}
+    return len(text) == CHECKSUM_LENGTH and {*text} <= {*string.hexdigits.lower()}
 
 
 def become_pinned_site(pins: Collection[str], words: Sequence[str]) -> None:

@@ -24,6 +24,10 @@ def _answer(site: Site, kind: Kind, request: Packet) -> Packet:
         return site.describe(request)
     if kind == "agree":
         return site.agree(request)
+    if kind == "check":
+        from fedadc.sites.examination import check_of_site
+
+        return check_of_site(site, request)
     run = SiteRun.opened(site, str(request.facts["run"]))
     if kind == "train":
         return run.train(request)

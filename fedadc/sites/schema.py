@@ -119,11 +119,12 @@ def mixed_columns(summaries: Sequence[SiteSummary]) -> frozenset[str]:
 def _require_alike(summaries: Sequence[SiteSummary]) -> None:
     first = summaries[0]
     for other in summaries[1:]:
-        difference = _difference(first, other)
+        difference = difference_of(first, other)
         require(not difference, f"site {other.client} does not fit site {first.client}: {difference}.", DataError)
 
 
-def _difference(one: SiteSummary, other: SiteSummary) -> str:
+def difference_of(one: SiteSummary, other: SiteSummary) -> str:
+    """Why the data of two sites cannot be trained with together; empty: it can."""
     if (one.table is None) != (other.table is None):
         return "one has a table, the other has arrays"
     if one.table is not None and other.table is not None:

@@ -26,6 +26,7 @@ from fedadc.runs.record import read_run
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.certificates import public_key_of
 from fedadc.sites.connections import SiteConnections, Transport
+from fedadc.sites.examination import Examination, examine
 from fedadc.sites.finishing import finish
 from fedadc.sites.joining import Terms, join, join_again
 from fedadc.sites.journal import AuditFile, Journal, Line, LogFile, audit_file, log_file
@@ -68,6 +69,14 @@ def serve(
     finally:
         for server in served:
             server.close()
+
+
+def examined(
+    config: Config, transport: Transport, notes: Notes, site_keys: Path | None = None, within: float = 60.0
+) -> Examination:
+    """What there is at the sites, and what would go wrong. Nothing is trained, and nothing is written."""
+    progress = ProgressNotes(config.rounds, notes)
+    return examine(config, _connections(config, transport, Journal(0, (), (progress.watch,)), site_keys), notes, within)
 
 
 def served_metrics(address: str, notes: Notes) -> list[MetricsServer]:

@@ -108,16 +108,26 @@ class Site:
 
     def agree(self, request: Packet) -> Packet:
         """Keep what is needed for training, and say what the server must know."""
-        from fedadc.sites.schema import DataSchema, from_json
-
-        run, facts, schema = str(request.facts["run"]), request.facts, from_json(DataSchema, request.body, "the server")
-        samples = self._data(request).samples(schema)
-        joined = Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), schema.spec, samples)
+        run, joined = str(request.facts["run"]), self.joined(request)
         self.settings.own_folder()
         if request.head:
             write_checked(self.folder(run), WEIGHTS, request.head)
         write_checked(self.folder(run), JOINED, joined.content())
         return self._terms(SiteRun(self, run, joined), request)
+
+    def joined(self, request: Packet) -> Joined:
+        """What it would keep of a run."""
+        from fedadc.sites.schema import DataSchema, from_json
+
+        facts, schema = request.facts, from_json(DataSchema, request.body, "the server")
+        samples = self._data(request).samples(schema)
+        return Joined(int(facts["number"]), bool(facts["channels_last"]), self.source(), schema.spec, samples)
+
+    def told_sizes(self, samples: Mapping[str, Samples]) -> dict[str, int]:
+        """The numbers of samples that it tells, by split."""
+        told = ["train"] if "samples" in self.settings.allows else []
+        told = list(samples) if self.settings.tells_evaluation else told
+        return {split: len(samples[split]) for split in told}
 
     def _terms(self, run: SiteRun, request: Packet) -> Packet:
         from fedadc.sites.schema import SiteAnswer, to_json
@@ -129,9 +139,7 @@ class Site:
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
             )
             counts = tuple(torch.bincount(samples["train"].y, minlength=len(run.joined.spec.classes)).tolist())
-        told = ["train"] if "samples" in self.settings.allows else []
-        told = list(samples) if self.settings.tells_evaluation else told
-        sizes = {split: len(samples[split]) for split in told}
+        sizes = self.told_sizes(samples)
         require(
             not self.config.evaluate.by_class or "label-counts" in self.settings.allows or sizes.keys() <= {"train"},
             f"site {self.name} does not tell the labels of its test samples, which evaluate.metrics needs; the site "

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedadc.cluster.actor import NodeFacts
 from fedadc.cluster.admission import Admission
 from fedadc.cluster.connection import Connection, Node, import_ray, task_on
 from fedadc.cluster.processes import NodeProcess
@@ -23,6 +22,7 @@ from fedadc.errors import WorkersLost, require
 from fedadc.runs.layout import RAY_LOGS
 from fedadc.studies.places import LocalProcess, RunProcess
 from fedadc.studies.run_process import RunRequest, train_run
+from fedadc.system.node_facts import NodeFacts
 from fedadc.system.processes import cores
 from fedadc.system.user_code import Notes
 
