@@ -76,7 +76,9 @@ def federation_doctor(
     link: Annotated[
         str | None, typer.Argument(metavar="[SUPERLINK]", help="Its name in Flower's config (default: its default).")
     ] = None,
-    within: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait for sites, and for their answers.")] = 60.0,
+    within: Annotated[
+        float, typer.Option(min=1, max=3600, help="Seconds to wait for sites, and for their answers.")
+    ] = 60.0,
     site_keys: Annotated[Path | None, typer.Option("--site-keys", help="A folder with the sites' public keys.")] = None,
     json: Json = False,
 ) -> None:

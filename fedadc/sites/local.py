@@ -24,7 +24,7 @@ from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.app import LOCAL_FOLDER
 from fedadc.sites.certificates import SITES_FOLDER, Certificates
 from fedadc.sites.dealing import DealtData
-from fedadc.sites.node import ALLOWED
+from fedadc.sites.node import ALLOWED, KEEP
 from fedadc.system.files import write_file
 
 MARK = "FEDADC_FEDERATION"  # the environment variable of all processes of a federation: its folder
@@ -32,6 +32,7 @@ DEALT, RUN, LOGS, HOME, TLS = "dealt.json", "run", "logs", "flower", "tls"
 START = 60.0  # seconds for the SuperLink to listen
 END = 10.0  # seconds for processes to end when they are asked to
 LOOK_EVERY = 0.2
+MANY_SITES, KEEP_OF_MANY = 10, 10  # processes that stay have 250 MB each; of more sites, they end after seconds
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class LocalFederation:
         assert dealt is not None
         given = {
             "client": name, "data-path": str(dealt.sites[name]), "folder": str(self.folder / "sites" / name),
-            "allow": " ".join(ALLOWED),
+            "allow": " ".join(ALLOWED), "keep": KEEP if len(dealt.sites) <= MANY_SITES else KEEP_OF_MANY,
         }  # fmt: skip
         settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
         secured = ["--insecure"] if self.certificates is None else self.certificates.site_options(name)

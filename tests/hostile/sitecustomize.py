@@ -11,6 +11,7 @@ import os
 import pickle
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def retyped(header: dict[str, Any]) -> None:
 def attacked(attack: str, packet: Any, packet_of: Any, past: Path) -> Any:
     """The upload of an honest site, changed."""
     head, body = packet.head, packet.body
-    if attack == "honest":
+    if attack == "slow":
+        time.sleep(float(os.environ["HOSTILE_SECONDS"]))
+    elif attack == "honest":
         past.write_bytes(head + body)
     elif attack == "past round":
         return packet_of(past.read_bytes())

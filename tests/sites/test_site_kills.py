@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +91,41 @@ def test_the_whole_machine(tmp_path: Path) -> None:
         parts.kill(*parts.federation.processes())
     train_on_this_machine(tmp_path / "there")
     require_same_bits(here, tmp_path / "here", tmp_path / "there")
+
+
+def kill_link_and_server(parts: Parts) -> None:
+    """The SuperLink and the server's program at once, as when their machine dies; the sites live on."""
+    parts.kill(parts.link.pid, *parts.processes("flwr-serverapp"))
+    parts.link.wait()
+    parts.run.wait(timeout=120)
+    parts.link = parts.federation.start_link(parts.address)
+    parts.restart_run()
+
+
+def kill_server(parts: Parts) -> None:
+    parts.kill(*parts.processes("flwr-serverapp"))
+    parts.run.wait(timeout=120)
+    parts.restart_run()
+
+
+def kill_site(parts: Parts, name: str) -> None:
+    parts.kill_site(name)
+    parts.restart_site(name)
+
+
+def test_twenty_five_kills(tmp_path: Path) -> None:
+    """At times and in an order that a seed has drawn; the run goes on between them."""
+    rng = random.Random(19)
+    changes = {"rounds": 60, "cohort": {"size": 2}, "communication": {"uplink": "top_k"}}
+    with interrupted(tmp_path, **changes) as parts:
+        deeds = [lambda: kill_server(parts)] * 8 + [lambda: kill_link_and_server(parts)] * 5
+        deeds += [partial(kill_site, parts, name) for name in parts.names for _ in range(4)]
+        rng.shuffle(deeds)
+        metrics, killed = parts.federation.run / "metrics.jsonl", 0
+        for deed in deeds:
+            before = metrics.read_text().count("\n") if metrics.is_file() else 0
+            parts.after_round(before + 1)
+            time.sleep(3 * rng.random())
+            deed()
+            killed += 1
+        assert killed == 25 and not (parts.federation.run / "model.safetensors").exists(), "it ended too early"
