@@ -21,7 +21,9 @@ from fedadc.cluster.doctor import examine
 from fedadc.errors import FedadcError
 from fedadc.sites.app import write_app
 from fedadc.sites.certificates import Certificates
+from fedadc.sites.doctor import examine_federation
 from fedadc.sites.overview import federation_status
+from fedadc.sites.pinning import become_pinned_site, checksum_of_app
 from fedadc.sites.trial import end_processes, train_on_this_machine
 
 TREE: dict[str, Any] = {
@@ -55,6 +57,9 @@ TWINS = {
     "federation up": train_on_this_machine,
     "federation certificates": Certificates.create,
     "federation status": federation_status,
+    "federation doctor": examine_federation,
+    "federation checksum": checksum_of_app,
+    "federation site": become_pinned_site,
     "federation down": end_processes,
     "data get": fedadc.download,
     "data show": fedadc.label_counts,

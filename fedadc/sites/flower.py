@@ -1,4 +1,4 @@
-"""The two halves of a federation as apps of Flower, and its messages. Only this module and `grid` import Flower."""
+"""The two halves of a federation as apps of Flower. Only this module, `grid` and `records` import Flower."""
 
 from __future__ import annotations
 
@@ -10,46 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import flwr
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.sites.node import NodeSettings
-from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Fact, Kind, Packet
+from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Kind, Packet
+from fedadc.sites.records import TYPES, to_packet, to_record
 from fedadc.sites.resident import ask_resident
 from fedadc.system.version import __version__
 
 log = logging.getLogger("flwr")  # what Flower shows
-
-TYPES: dict[Kind, str] = {
-    "hello": "query.hello",
-    "refuse": "query.refuse",
-    "describe": "query.describe",
-    "check": "query.check",
-    "agree": "query.agree",
-    "train": "train",
-    "keep": "query.keep",
-    "count": "evaluate",
-    "finish": "query.finish",
-}
-FACTS_RECORD, PARTS_RECORD = "facts", "parts"
-SERIALIZATION = "fedadc"  # how the bytes of an array came about: they are the bytes of a message, as they are
-
-
-def to_record(packet: Packet) -> RecordDict:
-    parts = {name: content for name, content in (("head", packet.head), ("body", packet.body)) if content}
-    arrays = {name: Array("uint8", (len(content),), SERIALIZATION, content) for name, content in parts.items()}
-    return RecordDict({FACTS_RECORD: ConfigRecord(dict(packet.facts)), PARTS_RECORD: ArrayRecord(arrays)})
-
-
-def to_packet(record: RecordDict) -> Packet:
-    try:
-        facts: dict[str, Fact] = {k: v for k, v in record.config_records[FACTS_RECORD].items() if isinstance(v, Fact)}
-        parts = {name: array.data for name, array in record.array_records[PARTS_RECORD].items()}
-    except KeyError as error:
-        raise FedadcError(f"the message is not one of fedadc: it lacks {error}.") from None
-    return Packet(facts, parts.get("head", b""), parts.get("body", b""))
 
 
 def client_app(app_file: str) -> ClientApp:

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedadc.errors import FedadcError, one_line, require
-from fedadc.sites.flower import TYPES, to_packet, to_record
 from fedadc.sites.packets import MAX_ANSWER, PROBLEM, REFUSED, Kind, Lost, NotSent, Packet, too_large
+from fedadc.sites.records import TYPES, to_packet, to_record
 
 log = logging.getLogger("flwr")  # what Flower shows
 

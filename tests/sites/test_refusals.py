@@ -230,10 +230,12 @@ def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
         push(attempts, tls.site_key("mallory"), reply_to(number, run, mallory), mallory)
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             push(attempts, tls.site_key("mallory"), reply_to(number, run, anna), anna)
+        twice = reply_twice(attempts, mallory)
         link_log = (federation.folder / LOGS / "superlink.log").read_text()
         assert f"message_id {'0' * 64} does not exist" in " ".join(link_log.split())
         options = ["--superlink", parts.address, *trusted, mine, str(registered(attempts, tmp_path))]
         options += ["--port", str(free_port()), "--node-config", f'client="anna" data-path="{tmp_path}"']
+        assert f"duplicate reply for reply_to_message_id {twice}" in " ".join(link_log.split())
         stranger = federation.start_program("impostor", "flower-supernode", options)
         audit = audit_file(federation.run)
         eventually(lambda: "its key is not that of site anna (site-keys)" in audit.read_text(), 60)
@@ -250,6 +252,23 @@ def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
     records = read_run(federation.run).records
     assert records[-1].get("dropped") is None, "with its new key, the site takes part again"
     require_repeated(config, federation.run, tmp_path / "repeated")
+
+
+def reply_twice(attempts: Attempts, mallory: int) -> str:
+    """Answer a message to mallory before mallory's own program does, which then sends the second answer."""
+    wanted = "select run_id, message_id from message_ins where dst_node_id = ? order by created_at desc"
+    found: list[tuple[int, str]] = []
+
+    def is_asked() -> bool:
+        with sqlite3.connect(attempts.federation.folder / "state.db") as database:
+            found[:] = database.execute(wanted, (signed(mallory),)).fetchall()
+        return bool(found)
+
+    eventually(is_asked, 60)
+    run, number = found[0][0] % 2**64, found[0][1]
+    for _ in range(2):
+        push(attempts, attempts.tls.site_key("mallory"), reply_to(number, run, mallory), mallory)
+    return number
 
 
 def signed(number: int) -> int:
