@@ -96,8 +96,9 @@ class _Arriving:
 class Answers:
     """Fetches answers part by part, as Flower stores them, and never waits for a part.
 
-    Flower's own `pull_messages` (1.42) waits for hours if a node was killed while it sent an answer, and for all other
-    answers meanwhile; and it makes room for whatever a node sends. Here an answer is given up if its node is gone or
+    If a node was killed while it sent an answer, Flower's own `pull_messages` (1.41) waits for the rest until the
+    SuperLink gives it up (3 minutes were seen), and takes no other answer meanwhile; and it makes room for whatever a
+    node sends. Here an answer is given up if its node is gone or
     has started again, if no part comes for long, or if it has more bytes than it may have.
     """
 
