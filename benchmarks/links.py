@@ -2,8 +2,7 @@
 
 python benchmarks/links.py [--rounds 5]      (as root on Linux; needs `ip` and `tc`; ten minutes; wants a quiet machine)
 
-The SuperLink and every site are in network namespaces of their own, whose links `tc` limits to a bandwidth and a
-latency. The clock is given the same figures. It knows nothing of what Flower does beside carrying bytes (processes,
+The SuperLink and every site are in network namespaces of their own, whose links `tc` limits to a bandwidth. The clock is given the same figures. It knows nothing of what Flower does beside carrying bytes (processes,
 waiting times between two looks for messages), so the same run on unlimited links is measured too.
 """
 
@@ -27,10 +26,10 @@ from fedadc.sites.local import LocalFederation, free_port
 from fedadc.sites.trial import prepared
 
 SERVER, NETWORK = "fedadc-server", "10.77.0"
-LATENCY = 0.05  # seconds, one way
 LINKS = {"0": (2e6, 1e6), "1": (1e6, 0.5e6), "2": (0.5e6, 0.25e6)}  # bytes per second, down and up
 MODEL = {"name": "mlp", "hidden": [1024, 1024]}  # 4.5 MB
 BURST = 32_000  # bytes that `tc` lets pass at once
+QUEUE = 1_000_000  # bytes that wait; what comes beside them is dropped, as a router does
 
 
 def ip(*words: str, namespace: str = "") -> None:
@@ -40,9 +39,7 @@ def ip(*words: str, namespace: str = "") -> None:
 
 def tc(namespace: str, device: str, rate: float) -> None:
     """Limit what a device sends."""
-    words = f"qdisc add dev {device} root handle 1: netem delay {LATENCY * 1000:g}ms limit 100000"
-    subprocess.run(["tc", "-n", namespace, *words.split()], check=True)
-    words = f"qdisc add dev {device} parent 1: handle 2: tbf rate {8 * rate:.0f}bit burst {BURST} latency 60s"
+    words = f"qdisc add dev {device} root tbf rate {8 * rate:.0f}bit burst {BURST} limit {QUEUE}"
     subprocess.run(["tc", "-n", namespace, *words.split()], check=True)
 
 
@@ -91,7 +88,7 @@ class Spread(LocalFederation):
 
 def config_of(downlink: str, rounds: int, folder: Path) -> Any:
     table = folder / "links.csv"
-    lines = [f"{site},0.01,{down},{up},{LATENCY}" for site, (down, up) in LINKS.items()]
+    lines = [f"{site},0.01,{down},{up},0" for site, (down, up) in LINKS.items()]
     table.write_text("\n".join(["client,step_seconds,down,up,latency", *lines]))
     tree = {
         "rounds": rounds, "data": {"name": "digits", "clients": len(LINKS)}, "model": MODEL, "method": "fedadc",
