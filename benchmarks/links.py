@@ -2,8 +2,9 @@
 
 python benchmarks/links.py [--rounds 5]      (as root on Linux; needs `ip` and `tc`; ten minutes; wants a quiet machine)
 
-The SuperLink and every site are in network namespaces of their own, whose links `tc` limits to a bandwidth. The clock is given the same figures. It knows nothing of what Flower does beside carrying bytes (processes,
-waiting times between two looks for messages), so the same run on unlimited links is measured too.
+The SuperLink and every site are in network namespaces of their own, whose links `tc` limits to a bandwidth. The clock
+is given the same figures. It knows nothing of what Flower does beside carrying bytes (processes, waiting times between
+two looks for messages), so the same run on unlimited links is measured too.
 """
 
 from __future__ import annotations
