@@ -48,7 +48,7 @@ class Direct:
         return {number: self.answers.pop(number) for number in reversed(list(numbers)) if number in self.answers}
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """The server dies."""
 
 

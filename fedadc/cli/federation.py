@@ -115,7 +115,8 @@ def federation_certificates(
     if renew:
         certificates.renew(hosts or certificates.hosts(), days)
         typer.echo(f"renewed {certificates.server}; start the SuperLink again. Sites need nothing new.")
-        return
+        if not sites:
+            return
     for path in certificates.create(hosts or certificates.hosts(), sites or (), days):
         typer.echo(f"wrote {path}")
     typer.echo(f"the certificates are valid for {certificates.days_left():.0f} days")
@@ -129,7 +130,9 @@ def federation_checksum(folder: Folder) -> None:
 
 
 def federation_site(
-    options: Annotated[list[str], typer.Argument(metavar="-- OPTIONS", help="Options of flower-supernode.")],
+    options: Annotated[
+        list[str], typer.Argument(metavar="-- OPTIONS", help="Options of flower-supernode, behind two dashes.")
+    ],
     pins: Annotated[
         list[str] | None, typer.Option("--pin", metavar="APP", help="An app's checksum, or a folder with a copy of it.")
     ] = None,

@@ -173,6 +173,8 @@ class FederationConfig(Settings):
         valid = self.deadline is None or 0 < self.deadline < math.inf
         require(valid, f"deadline must be above 0 seconds and finite, not {self.deadline}.")
         require(0 <= self.retries <= 1000, f"retries must be in 0..1000, not {self.retries}.")
+        limited = self.quorum is not None or self.deadline is not None
+        require(not self.retries or limited, "retries need a deadline or a quorum: without them, all are waited for.")
         require(self.at_once is None or self.at_once >= 1, f"at_once must be a number from 1 on, not {self.at_once}.")
 
 

@@ -69,6 +69,13 @@ class Remote:
                 self._left_out(broadcast.round, task.client, "its update is not finite, or too large", answer)
             yield PartialSum(part.sum, [replace(part.reports[0], state=None if keeps_state else {})])
 
+    def is_usable(self, answer: bytes, round: int, task: ClientTask) -> bool:
+        """Whether an answer could be read and would count."""
+        try:
+            return self._read(self._wire.read_result(answer, round, task)[0], task.weight).reports[0].finite
+        except FedadcError:
+            return False
+
     def _left_out(self, round: int, client: int, reason: str, answer: bytes | NoAnswer | None) -> None:
         if self.leave_out is not None:
             self.leave_out(client, reason, answer)

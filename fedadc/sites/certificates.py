@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 AUTHORITY_NAME, SERVER_NAME, SITES_FOLDER = "ca", "server", "sites"
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 WARN_DAYS = 30  # a certificate that expires sooner is warned of
+HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 SKEW = timedelta(minutes=5)  # clocks differ
 
 
@@ -68,8 +70,8 @@ class Certificates:
 
     def create(self, hosts: Sequence[str], sites: Collection[str], days: int = SERVER_DAYS) -> list[Path]:
         """Make what is not there: the authority, the server's certificate, keys of sites. Returns the new files."""
+        self._require_possible(hosts, sites, days)
         before = set(self.folder.rglob("*"))
-        require(bool(hosts), "a certificate needs at least one host, by which sites reach the server.")
         for folder in (self.folder, self.folder / SITES_FOLDER):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self.authority.exists():
@@ -77,12 +79,30 @@ class Certificates:
         if not self.server.exists():
             self.renew(hosts, days)
         for site in sites:
-            if not self.site_key(site).exists():
+            if not self.site_key(site).exists() and not self.public_key(site).exists():
                 self._create_site_key(site)
         return sorted(path for path in set(self.folder.rglob("*")) - before if path.is_file())
 
+    def _require_possible(self, hosts: Sequence[str], sites: Collection[str], days: int) -> None:
+        """Refuse what could not be made, before anything is written."""
+        require(not self.folder.exists() or self.folder.is_dir(), f"{self.folder} is not a folder; name another one.")
+        require(bool(hosts), "a certificate needs at least one host, by which sites reach the server.")
+        require(1 <= days <= AUTHORITY_DAYS, f"days must be in 1..{AUTHORITY_DAYS}, not {days}.")
+        for site in sites:
+            require_file_name(site, "the name of a site")
+        names = [_name_of(host) for host in hosts]
+        if self.server.exists():
+            known = self.hosts()
+            further = [str(name.value) for name in names if str(name.value) not in known]
+            require(
+                not further,
+                f"the certificate in {self.folder} is for {', '.join(known)}, not for {', '.join(further)}; --renew "
+                "makes one for other hosts.",
+            )
+
     def renew(self, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
         """A new certificate and key for the server, signed by the same authority, so that sites need nothing new."""
+        require(self.authority.is_file(), f"there is no authority in {self.folder}; make one without --renew.")
         require(1 <= days <= AUTHORITY_DAYS, f"days must be in 1..{AUTHORITY_DAYS}, not {days}.")
         key, signer = _new_key(), self._authority_key()
         from cryptography import x509
@@ -227,6 +247,7 @@ def _name_of(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     try:
+        require(bool(HOST.fullmatch(host)), f"{host!r:.60} is neither the name nor the address of a host.")
         return x509.DNSName(host)
     except ValueError as error:
         raise FedadcError(f"{host!r:.60} is neither the name nor the address of a host.") from error

@@ -22,6 +22,7 @@ from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
 MOST_SAID = 500  # characters of what a site says
+HELLO_TAKES = 30.0  # seconds after which a node that has not said its name takes no place of others
 REFUSAL_ARRIVES = 15.0  # seconds, at most
 
 
@@ -88,10 +89,11 @@ class SiteConnections:
         self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
         self.said: dict[str, Packet] = {}  # client -> its answer to that
         self.found: dict[str, int] = {}  # client -> node
-        self._asked: dict[int, str] = {}  # node -> number of the request for its name
+        self._asked: dict[int, tuple[str, float]] = {}  # node -> number of the request for its name, and since when
         self._known: set[int] = set()  # nodes that have said their names
         self.problems: list[tuple[str, str]] = []  # sites that cannot take part, and why
         self._refusals: list[str] = []  # numbers of messages to sites that were refused
+        self._strict = True  # a site that cannot take part ends the run, until all were found
         self._joining = True  # until all sites were found
         self.roster: tuple[str, ...] | None = None  # names of the sites that take part, once they are known
         self._awaited: dict[str, _Awaited] = {}  # by the number of the message
@@ -100,12 +102,18 @@ class SiteConnections:
         self.bytes_up: Counter[str] = Counter()
 
     def wait_for(
-        self, wanted: Sequence[str] | int, enough: int | None = None, within: float | None = None
+        self,
+        wanted: Sequence[str] | int,
+        enough: int | None = None,
+        within: float | None = None,
+        strict: bool = True,
     ) -> list[str]:
         """Wait until these sites, or so many, are connected; returns their names in order.
 
-        If `enough` is given, that many will do after `within` seconds.
+        If `enough` is given, that many will do after `within` seconds. Unless `strict`, a site that cannot take part is
+        one that is not there.
         """
+        self._strict = strict
         try:
             return self._wait_for(wanted, enough, self.patience if within is None else within)
         except FedadcError:
@@ -129,7 +137,7 @@ class SiteConnections:
         began, total = time.monotonic(), wanted if isinstance(wanted, int) else len(wanted)
         while True:
             self.look()
-            for name, problem in self.problems:
+            for name, problem in self.problems if self._strict else ():
                 require(not isinstance(wanted, int) and name not in wanted, problem, Refused)
             names = sorted(self.found) if isinstance(wanted, int) else [name for name in wanted if name in self.found]
             absent = () if isinstance(wanted, int) else tuple(name for name in wanted if name not in self.found)
@@ -152,15 +160,17 @@ class SiteConnections:
         """Ask new nodes for their names, forget those that are gone, and refuse what came too late."""
         nodes = set(self.transport.nodes())
         self._take_awaited(nodes)
-        new = sorted(nodes - self._asked.keys() - self._known)
-        for node in new[: max(0, self.at_once - len(self._asked))]:
+        new, now = sorted(nodes - self._asked.keys() - self._known), time.monotonic()
+        under_way = sum(now - since < HELLO_TAKES for _, since in self._asked.values())  # silent nodes hold up nobody
+        for node in new[: max(0, self.at_once - under_way)]:
             if (number := self.sent("", node, "hello", self.hello)) is not None:
-                self._asked[node] = number
-        self._asked = {node: number for node, number in self._asked.items() if node in nodes}
+                self._asked[node] = number, now
+        self._asked = {node: asked for node, asked in self._asked.items() if node in nodes}
         self._known &= nodes
         self.found = {name: node for name, node in self.found.items() if node in nodes}
-        answers = self.transport.receive(list(self._asked.values())) if self._asked else {}
-        for node, number in list(self._asked.items()):
+        numbers = [number for number, _ in self._asked.values()]
+        answers = self.transport.receive(numbers) if numbers else {}
+        for node, (number, _) in list(self._asked.items()):
             answer = answers.get(number)
             if answer is None:
                 continue
@@ -173,14 +183,14 @@ class SiteConnections:
             self._refuse_strangers(self.roster)
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
+        if (wrong := self._wrong_with(name, node)) is not None:
+            self._refuse("", node, wrong)
+            return
         if PROBLEM in answer.facts:
             self.problems.append((name, problem_of(name, answer)))
             self.journal.happened("refused", f"a site cannot take part: {self.problems[-1][1]}", name)
             return
-        if (wrong := self._wrong_with(name, node)) is not None:
-            self._refuse(name, node, wrong)
-            return
-        if self.found.get(name, node) != node and self._joining:
+        if self.found.get(name, node) != node and self._joining and self._strict:
             problem = f"two sites are called {name}; every site needs a name of its own."
             self._refuse(name, node, problem)
             raise Refused(problem)
@@ -191,8 +201,9 @@ class SiteConnections:
     def _wrong_with(self, name: str, node: int) -> str | None:
         """Why a node cannot have a name; None: it can."""
         try:
-            require_file_name(name, "the name of a site")
-            if self.key_of is not None:
+            if name:  # a site whose app fails says none
+                require_file_name(name, "the name of a site")
+            if name and self.key_of is not None:
                 known = self.transport.key(node) == self.key_of(name)
                 require(known, f"its key is not that of site {name} (site-keys).")
         except FedadcError as error:

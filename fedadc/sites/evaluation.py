@@ -5,10 +5,12 @@ So a metric is weighted by samples, and no sample leaves a site. The clients' ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -64,8 +66,6 @@ class SiteEvaluator(Evaluator):
 
 def to_tensors(counts: Iterable[BatchCounts], by_class: bool) -> dict[str, Tensor]:
     """The counts of every split, added up in order. Labels are told only if a metric needs them."""
-    import torch
-
     by_split: dict[str, list[BatchCounts]] = {}
     for count in counts:
         by_split.setdefault(count.split, []).append(count)
@@ -90,23 +90,22 @@ def from_tensors(content: bytes, sizes: Mapping[str, int], classes: int, site: s
     """The counts that a site sent, by split; refused if they are not of its samples."""
     try:
         tensors = load(content)
-        splits = {name.partition(".")[0] for name in tensors}
-        found = {
-            split: BatchCounts(
-                split,
-                float(tensors[f"{split}.loss"][0]),
-                int(tensors[f"{split}.top5"][0]),
-                tensors[f"{split}.{CONFUSION}"].numpy(),
-            )
-            for split in sorted(splits)
-        }
-    except (SafetensorError, KeyError, IndexError, ValueError, RuntimeError) as error:
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise FedadcError(f"site {site} sent counts that cannot be read ({type(error).__name__}).") from None
-    for split, counts in found.items():
-        table = counts.confusion
-        right = table.shape == (classes, classes) and table.dtype == np.int64 and table.min() >= 0
-        require(
-            right and int(table.sum()) == sizes.get(split, 0) and 0 <= counts.top5 <= int(table.sum()),
-            f"site {site} sent counts of {split} that are not those of its samples.",
-        )
-    return found
+    held = {split: size for split, size in sizes.items() if split != "train" and size}
+    kinds = {"loss": ((1,), torch.float64), "top5": ((1,), torch.int64), CONFUSION: ((classes, classes), torch.int64)}
+    wanted = {f"{split}.{name}": kind for split in held for name, kind in kinds.items()}
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    require(found == wanted, f"site {site} sent counts with other names, shapes or types than those of its samples.")
+    return {split: _possible(split, size, tensors, site) for split, size in held.items()}
+
+
+def _possible(split: str, size: int, tensors: Mapping[str, Tensor], site: str) -> BatchCounts:
+    """The counts of a split with so many samples; refused if they cannot be."""
+    loss, top5, table = (tensors[f"{split}.{name}"] for name in ("loss", "top5", CONFUSION))
+    within = int(table.min()) >= 0 and int(table.max()) <= size and int(table.sum()) == size
+    require(
+        within and 0 <= int(top5) <= size and 0 <= float(loss) < math.inf,
+        f"site {site} sent counts of {split} that are not those of its samples.",
+    )
+    return BatchCounts(split, float(loss), int(top5), table.numpy())

@@ -15,7 +15,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import FedadcError, one_line
 from fedadc.sites.packets import MAX_ANSWER, PROBLEM, REFUSED, Kind, Lost, NotSent, Packet, too_large
 from fedadc.sites.records import TYPES, to_packet, to_record
 
@@ -23,6 +23,7 @@ log = logging.getLogger("flwr")  # what Flower shows
 
 STALLED = 600.0  # seconds without a part of an answer, of which some parts have come
 MOST_FACTS = 1 << 16  # bytes of the facts of an answer, and of what Flower adds
+MOST_PARTS, LEAST_PART = 100, 1 << 20  # parts of a small answer; bytes of further ones: Flower's have 5 MiB
 PAUSES = (1.0, 3.0, 9.0)  # seconds before the SuperLink is asked again
 # errors of Flower that mean: the app does not work there; after all others, the site may answer again
 APP_FAILED = (1, 2, 7)  # it cannot be loaded, it raised an exception, its bundle is not valid
@@ -55,7 +56,8 @@ class GridTransport:
         except Exception as error:  # a SuperLink with much to do; Flower has many kinds of errors
             time.sleep(PAUSES[0])
             raise NotSent(f"{type(error).__name__}: {one_line(error):.120}") from error
-        require(bool(numbers) and numbers[0] is not None, f"the SuperLink does not take the {kind} message.")
+        if not numbers or not numbers[0]:
+            raise NotSent("the SuperLink does not take it: the node has gone")
         if self._answers is not None:
             self._answers.most[str(numbers[0])] = packet.most + MOST_FACTS
         return str(numbers[0])
@@ -133,11 +135,14 @@ class Answers:
         (reply,) = _tried(lambda: [self._grid._runtime_client.PullMessages(request)])
         for message, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
             started = self._started.get(message.metadata.src_node_id, "")
-            self._arriving[message.metadata.reply_to_message_id] = _Arriving(message, list(_parts_of(tree)), started)
+            number = message.metadata.reply_to_message_id
+            self._arriving[number] = _Arriving(message, list(_parts_of(tree)), started)
 
     def _fetched(self, number: str, arriving: _Arriving) -> Packet | Lost | None:
         """The answer; None: it is not complete yet."""
         most, client = self.most.get(number, MAX_ANSWER), self._grid._runtime_client
+        if len(arriving.missing) > MOST_PARTS + most // LEAST_PART:
+            return Packet({REFUSED: f"its answer has {len(arriving.missing)} parts, more than any can have"})
         while arriving.missing:
             wanted = PullObjectRequest(
                 node=self._grid.node, run_id=self._grid.run.run_id, object_id=arriving.missing[-1]

@@ -35,7 +35,9 @@ from fedadc.system.files import to_safetensors
 from fedadc.system.user_code import Notes
 from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
+from fedadc.views.local_work import MOST
 
+ADMITTED_WITHIN = 30.0  # seconds for a site that wishes to join a run that has begun
 VERSIONS: dict[str, str] = {"fedadc": __version__, "torch": torch.__version__}
 
 
@@ -91,38 +93,56 @@ def join_again(connections: SiteConnections, terms: Terms, config: Config) -> No
     connections.hello = Packet({"run": terms.run, "label_counts": _needs_label_counts(config)})
     if settings.quorum is not None:  # sites that are not there are treated as in any other round
         enough = 1 if settings.open else share_of(len(terms.names), settings.quorum)
-    names = connections.wait_for(terms.names, enough, settings.deadline)
+    names = connections.wait_for(terms.names, enough, settings.deadline, strict=enough is None)
     connections.hello = Packet()
-    _require_same_versions(connections.said)
-    said = {name: connections.said[name].body for name in names}
-    answers = {name: from_json(SiteAnswer, body, f"site {name}") for name, body in said.items() if body}
-    answers |= agree_again(connections, terms, config, [name for name in names if name not in answers])
-    require_same_data(terms, answers)
-    _require_same_agreement(answers, agreement_of(config, terms))
+    for name in names:
+        try:
+            _take_up_again(connections, terms, config, name)
+        except FedadcError as error:
+            if enough is None:
+                raise
+            connections.turn_away(name, str(error))
+    left = len([name for name in terms.names if name in connections.found])
+    require(enough is None or left >= enough, f"{left} of {len(terms.names)} sites can go on; {enough} are needed.")
+
+
+def _take_up_again(connections: SiteConnections, terms: Terms, config: Config, name: str) -> None:
+    """Refuse a site that cannot go on with the run, as it is now."""
+    said, within = connections.said[name], (config.federation or FederationConfig()).deadline
+    if said.body:
+        found = {name: from_json(SiteAnswer, said.body, f"site {name}")}
+    else:
+        found = agree_again(connections, terms, config, [name], within)
+    require_same_data(terms, found)
+    _require_fitting(config, terms, {name: said}, found)
 
 
 def admit(connections: SiteConnections, terms: Terms, config: Config) -> Iterator[tuple[str, SiteAnswer]]:
-    """Let sites join a run that has begun, one by one; those that do not fit are refused, and told why."""
-    settings = config.federation or FederationConfig()
-    limits = Limits(settings.deadline or settings.patience, 0)
-    for name in connections.newcomers():
-        if name in connections.busy:
-            continue
-        number = len(connections.roster or ())
-        request = to_agree(terms, config, name, number)
-        (answer,) = Requests(connections, "agree", [(name, request)], None, limits, "answer").answers()
+    """Let sites join a run that has begun; those that do not fit, or do not answer soon, are refused and told why."""
+    settings, names = config.federation or FederationConfig(), connections.newcomers()
+    first = len(connections.roster or ())
+    requests = [(name, to_agree(terms, config, name, first + k)) for k, name in enumerate(names)]
+    limits = Limits(min(settings.deadline or settings.patience, ADMITTED_WITHIN), 0)
+    answers = Requests(connections, "agree", requests, None, limits, "answer").answers() if requests else iter(())
+    for name, answer in list(zip(names, answers, strict=True)):
         try:
-            if isinstance(answer, NoAnswer):
-                raise FedadcError(answer.reason)
-            _require_same_versions({name: answer})
-            found = from_json(SiteAnswer, answer.body, f"site {name}")
-            _require_same_agreement({name: found}, agreement_of(config, terms))
-            _require_sizes({name: found}, config)
+            found = _agreed(name, answer)
+            assert isinstance(answer, Packet)
+            _require_fitting(config, terms, {name: answer}, {name: found})
         except FedadcError as error:
             if name in connections.found and name not in connections.busy:
                 connections.turn_away(name, str(error))
             continue
         yield name, found
+
+
+def _require_fitting(
+    config: Config, terms: Terms, said: Mapping[str, Packet], answers: Mapping[str, SiteAnswer]
+) -> None:
+    """Refuse sites that would not train as the others do."""
+    _require_same_versions(said)
+    _require_same_agreement(answers, agreement_of(config, terms))
+    _require_sizes(answers, config)
 
 
 def _require_same_versions(said: Mapping[str, Packet]) -> None:
@@ -223,7 +243,10 @@ def _require_same_agreement(answers: Mapping[str, SiteAnswer], agreement: Agreem
 
 
 def _require_sizes(answers: Mapping[str, SiteAnswer], config: Config) -> None:
-    """Refuse sites that do not tell how many samples they have if training depends on it."""
+    """Refuse numbers of samples that cannot be, and sites that do not tell theirs if training depends on it."""
+    for name, answer in answers.items():
+        for split, size in answer.sizes.items():
+            require(0 < size <= MOST, f"site {name} says that it has {size} samples of {split}; that cannot be.")
     needs = {
         "local.epochs": config.local.steps is None,
         "cohort.weighting": config.cohort.weighting == "samples",

@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from fedadc.engines.pooled import EventLog
-from fedadc.errors import FedadcError
+from fedadc.errors import DiskError, FedadcError
 from fedadc.sites.status import Activity, SiteStatus, Status
 
 Event = Literal[
@@ -37,13 +38,14 @@ class Journal:
         lines: Sequence[Callable[[Line], None]] = (),
         watchers: Sequence[Callable[[Status], None]] = (),
         before: Status | None = None,  # how things stood when an earlier server of the run ended
+        audited: Callable[[], str] = lambda: "",  # checksum of the last line of the audit file
     ) -> None:
         self.status = Status(rounds)
         if before is not None:
             self.status.sites = before.sites
         self.events = EventLog()  # for the record of the round
         self.round = 0  # which is under way
-        self._lines, self._watchers = lines, watchers
+        self._lines, self._watchers, self._audited = lines, watchers, audited
 
     def site(self, name: str) -> SiteStatus:
         return self.status.sites.setdefault(name, SiteStatus())
@@ -64,6 +66,7 @@ class Journal:
         line = {"time": time, "run": self.status.run, "round": self.round, **own, "event": event, **facts}
         for write in self._lines:
             write(line)
+        self.status.audited = self._audited()
         self._show()
 
     def sent(self, site: str, size: int) -> None:
@@ -93,7 +96,9 @@ class Journal:
 
     def failed(self, error: FedadcError) -> None:
         self.status.error, self.status.exit_code = str(error), error.exit_code
-        self.write("failed", {"text": str(error)})
+        self._show()
+        with suppress(DiskError):  # it may be what has failed
+            self.write("failed", {"text": str(error)})
 
     def finished(self) -> None:
         self.status.finished = True
@@ -129,6 +134,11 @@ class AuditFile:
         self.path = path
         self._before = checksum_of(last_line(path))
 
+    @property
+    def end(self) -> str:
+        """The checksum of the last line."""
+        return self._before
+
     def __call__(self, line: Line) -> None:
         if line["event"] not in NOT_AUDITED:
             text = json.dumps({**line, "before": self._before}, ensure_ascii=False).encode()
@@ -138,13 +148,16 @@ class AuditFile:
 
 def append(path: Path, text: bytes) -> None:
     """Add a line to a file, which is on the disk afterwards. An incomplete line before it stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(handle, (b"" if _is_complete(path) else b"\n") + text + b"\n")
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, (b"" if _is_complete(path) else b"\n") + text + b"\n")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def _is_complete(path: Path) -> bool:
@@ -166,17 +179,18 @@ def checksum_of(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest() if line else ""
 
 
-def changed_line(path: Path) -> int | None:
+def changed_line(path: Path, end: str = "") -> int | None:
     """The number of the first line of an audit file that was changed, or before which one is missing; None: there is
-    none. A line that was cut off when its writer was killed is none either. Lines missing at the end are not noticed.
+    none. `end` is the checksum of a line that must be there, as the status has it.
+
+    A line that was cut off when its writer was killed is none either.
     """
-    before = b""
-    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+    lines = path.read_bytes().splitlines()
+    for number, (before, text) in enumerate(zip([b"", *lines], lines, strict=False), start=1):
         try:
             known = json.loads(text)["before"]
         except (ValueError, KeyError, TypeError):
-            known = None  # cut off; the next line has its checksum
-        if known is not None and known != checksum_of(before):
+            continue  # cut off; the next line has its checksum
+        if known != checksum_of(before):
             return number
-        before = text
-    return None
+    return None if not end or end in map(checksum_of, lines) else max(1, len(lines))

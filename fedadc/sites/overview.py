@@ -32,5 +32,7 @@ def federation_status(folder: Path) -> Overview:
         if (status := read_status(out)) is not None:
             audit = audit_file(out)
             known = audit.is_file()
-            return Overview(out, status, audit if known else None, changed_line(audit) if known else None)
+            return Overview(
+                out, status, audit if known else None, changed_line(audit, status.audited) if known else None
+            )
     raise FedadcError(f"{folder} is not the run directory of a federation, nor the folder of a trial that has begun.")

@@ -23,7 +23,7 @@ PROGRAM = "flwr-clientapp"
 SUPERNODE = "flower-supernode"
 CHECKSUM_LENGTH = 64  # of a checksum
 PROGRAM_TEXT = """#!/bin/sh
-exec {python} -P -c 'from fedadc.sites.pinning import main; main()' {pins} "$@"
+exec {python} -P -c 'from fedadc.sites.pinning import main; main()' {pins} -- "$@"
 """
 
 
@@ -37,7 +37,7 @@ def checksum_of_app(folder: Path) -> str:
 
 def pins_of(words: Sequence[str]) -> list[str]:
     """Checksums, each given as itself or as the folder of an app."""
-    return [word if _is_checksum(word) else checksum_of_app(Path(word)) for word in words]
+    return [word.lower() if _is_checksum(word.lower()) else checksum_of_app(Path(word)) for word in words]
 
 
 def _is_checksum(text: str) -> bool:
@@ -46,6 +46,11 @@ def _is_checksum(text: str) -> bool:
 
 def become_pinned_site(pins: Collection[str], words: Sequence[str]) -> None:
     """Become a SuperNode with these options, which runs only apps with these checksums. Does not return."""
+    for word in words:
+        require(
+            not "--isolation".startswith(word.partition("=")[0]) or len(word) < len("--i"),
+            "--pin works with Flower's own way of starting an app only; leave out --isolation.",
+        )
     folder = Path("~/.fedadc/pinned").expanduser() / hashlib.sha256(" ".join(sorted(pins)).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = PROGRAM_TEXT.format(python=shlex.quote(sys.executable), pins=" ".join(sorted(pins)))
@@ -65,6 +70,6 @@ def main() -> None:
     """What Flower starts for a message at a pinned site."""
     from fedadc.sites.flower import run_client_app
 
-    pins = [word for word in sys.argv[1:] if _is_checksum(word)]
-    sys.argv[1:] = [word for word in sys.argv[1:] if word not in pins]
+    end = sys.argv.index("--")
+    pins, sys.argv[1:] = sys.argv[1:end], sys.argv[end + 1 :]
     run_client_app(pins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,10 +85,14 @@ class MetricsServer:
             def log_message(self, *_: object) -> None:
                 """Requests are not logged."""
 
+        class FiguresServer(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
         try:
-            self._http = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            raise FedadcError(f"metrics cannot be served at {address}: {error.strerror or error}.") from None
+            self._http = FiguresServer((host, port), Handler)
+        except (OSError, ValueError, TypeError) as error:  # the last two: a name that no host can have
+            reason = getattr(error, "strerror", None) or error
+            raise FedadcError(f"metrics cannot be served at {address:.80}: {reason}.") from None
         self._http.daemon_threads = True
         self.port: int = self._http.server_port
         threading.Thread(target=self._http.serve_forever, daemon=True).start()

@@ -17,7 +17,8 @@ from fedadc.sites.connections import LOOK_AGAIN, Refused, SiteConnections, probl
 from fedadc.sites.packets import NEEDS_STATE, NOT_JOINED, PROBLEM, REFUSED, Kind, Lost, Packet
 from fedadc.sites.status import Activity
 
-WINDOW = 8  # answers that are fetched ahead of their turn
+WINDOW = 8  # answers that are fetched ahead of their turn where all are waited for
+LEAST = 0.2  # seconds in which a site may agree again, however little of a round is left
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def ask(
     connections: SiteConnections,
     kind: Kind,
     requests: Iterable[tuple[str, Packet]],
-    agree: Callable[[str], None] | None = None,
+    agree: Callable[[str, float | None], None] | None = None,
 ) -> Iterator[Packet]:
     """The answers of all these sites, in the same order, however long they take."""
     for answer in Requests(connections, kind, requests, agree, strict=True).answers():
@@ -68,15 +69,16 @@ class Requests:
         connections: SiteConnections,
         kind: Kind,
         requests: Iterable[tuple[str, Packet]],
-        agree: Callable[[str], None] | None = None,
+        agree: Callable[[str, float | None], None] | None = None,  # given a site, and seconds at most
         limits: Limits | None = None,
         subject: str = "answer",  # what a site that is late would have sent
         whole: Callable[[Packet], Packet] | None = None,  # the same request for a site that lacks a state
         strict: bool = False,  # an answer that cannot be accepted ends the run
+        usable: Callable[[str, Packet], bool] | None = None,  # whether an answer counts for the quorum; None: any does
     ) -> None:
         self.connections, self.kind, self.agree, self.limits = connections, kind, agree, limits
         self.waiting = [_Request(name, packet) for name, packet in requests]
-        self.subject, self.whole, self.strict = subject, whole, strict
+        self.subject, self.whole, self.strict, self.usable = subject, whole, strict, usable
         self._came: dict[str, Packet] = {}  # answers whose turn has not come
         self._good = 0  # answers, except those that say why there is none
         self._over = False  # no more answers are waited for
@@ -90,7 +92,7 @@ class Requests:
             request = self.waiting[position]
             self._send(position)
             self._tell(position)
-            self._fetch(self.waiting[position : position + WINDOW])
+            self._fetch(self.waiting[position:] if self.limits else self.waiting[position : position + WINDOW])
             if request.name in self._came:
                 answer = self._accepted(request)
             elif self._is_over(position):
@@ -135,7 +137,8 @@ class Requests:
                 continue
             self._last = time.monotonic()
             answer = self.connections.received(request.name, self.kind, answer, request.packet.most)
-            self._good += not {PROBLEM, REFUSED} & answer.facts.keys()
+            said_no = bool({PROBLEM, REFUSED} & answer.facts.keys())
+            self._good += not said_no and (self.usable is None or self.usable(request.name, answer))
             self._came.setdefault(request.name, answer)
 
     def _accepted(self, request: _Request) -> Packet | NoAnswer | None:
@@ -144,7 +147,7 @@ class Requests:
         self.connections.refuse_later(request.numbers, request.name, f"a second {self.subject}", late=False)
         try:
             if answer.facts.get(NOT_JOINED) and self.agree is not None and not request.joined_again:
-                self.agree(request.name)
+                self.agree(request.name, self._time_left())
                 request.numbers, request.joined_again = {}, True
                 return None
             if answer.facts.get(NEEDS_STATE) and self.whole is not None and not request.sent_whole:
@@ -160,6 +163,12 @@ class Requests:
                 raise
             return NoAnswer(str(error), "problem")
         return answer
+
+    def _time_left(self) -> float | None:
+        """Seconds until the deadline; None: there is none."""
+        if self.limits is None:
+            return None
+        return max(LEAST, self.limits.deadline - (time.monotonic() - self._began))
 
     def _is_over(self, position: int) -> bool:
         """Whether enough answers have come, and the rest are late or busy with an earlier round."""

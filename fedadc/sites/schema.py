@@ -214,5 +214,8 @@ def from_json(cls: type[Value], text: bytes, source: str) -> Value:
     try:
         value: Value = _adapter(cls).validate_json(text, strict=False)
     except (ValueError, RecursionError) as error:
-        raise FedadcError(f"{source} sent what cannot be read ({one_line(error):.160}).") from None
+        errors: Any = getattr(error, "errors", list)()  # pydantic's
+        place = ".".join(map(str, errors[0]["loc"])) if errors else ""
+        reason = f"{place}: {errors[0]['msg']}" if errors else one_line(error)
+        raise FedadcError(f"{source} sent what cannot be read ({reason:.160}).") from None
     return value

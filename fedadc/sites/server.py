@@ -59,11 +59,13 @@ class SiteEngine:
         self.deliveries = Deliveries(coordinator.agreement, downlink, coordinator.select, self._post)
         self._remote = Remote(coordinator.agreement, self._exchange, self.deliveries.write, self._left_out)
         self._broadcast: ServerBroadcast | None = None
+        self._tasks: dict[int, ClientTask] = {}  # of the round, by client
 
     def run(
         self, broadcast: ServerBroadcast, tasks: Sequence[ClientTask], states: Mapping[int, State]
     ) -> Iterator[PartialSum]:
         self._broadcast, cohort = broadcast, [task.client for task in tasks]
+        self._tasks = {task.client: task for task in tasks}
         self.connections.journal.round = broadcast.round
         usable, heard = 0, set[int]()
         for part in self._remote.run(broadcast, tasks, states):
@@ -93,9 +95,16 @@ class SiteEngine:
             self._limits(len(packets)),
             f"upload of round {broadcast.round}",
             self.deliveries.whole,
+            usable=self._counts,
         )
         for answer in asked.answers():
             yield answer if isinstance(answer, NoAnswer) else answer.message
+
+    def _counts(self, name: str, answer: Packet) -> bool:
+        """Whether an upload can be used."""
+        assert self._broadcast is not None
+        task = self._tasks[self.terms.names.index(name)]
+        return self._remote.is_usable(answer.message, self._broadcast.round, task)
 
     def _left_out(self, client: int, reason: str, answer: bytes | NoAnswer | None) -> None:
         name = self.terms.names[client]
@@ -156,9 +165,8 @@ class SiteEngine:
         except FedadcError as error:
             self.connections.journal.happened("refused", f"{what} without {name}: {error}", name)
 
-    def _agree_again(self, name: str) -> None:
+    def _agree_again(self, name: str, within: float | None) -> None:
         """Let a site join again that has lost what it kept of the run, but not its data."""
-        within = None if self._limits(1) is None else self.settings.deadline or self.settings.patience
         require_same_data(self.terms, agree_again(self.connections, self.terms, self.config, [name], within))
 
     def count(self, theta: Vector, batches: Sequence[EvaluationBatch]) -> Iterator[BatchCounts]:

@@ -18,7 +18,7 @@ from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
 from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.npz import pair_in, read_npz
-from fedadc.errors import DataError, FedadcError, RunDamaged, require
+from fedadc.errors import DataError, FedadcError, RunDamaged, explained, require
 from fedadc.personal.results import ResultRow
 from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS, METRICS, SITES
@@ -63,8 +63,8 @@ def serve(
         result = _serve(config, connections, out, server_data, watch or (lambda record: None), notes)
         journal.finished()
         return result
-    except FedadcError as error:
-        journal.failed(error)
+    except Exception as error:
+        journal.failed(explained(error) or FedadcError(f"a bug in fedadc or in your code: {type(error).__name__}."))
         raise
     finally:
         for server in served:
@@ -76,7 +76,9 @@ def examined(
 ) -> Examination:
     """What there is at the sites, and what would go wrong. Nothing is trained, and nothing is written."""
     progress = ProgressNotes(config.rounds, notes)
-    return examine(config, _connections(config, transport, Journal(0, (), (progress.watch,)), site_keys), notes, within)
+    connections = _connections(config, transport, Journal(0, (), (progress.watch,)), site_keys)
+    connections.patience = within
+    return examine(config, connections, notes, within)
 
 
 def served_metrics(address: str, notes: Notes) -> list[MetricsServer]:
@@ -91,9 +93,11 @@ def served_metrics(address: str, notes: Notes) -> list[MetricsServer]:
 def journal_of(out: Path, rounds: int, notes: Notes, watchers: Sequence[Callable[[Status], None]] = ()) -> Journal:
     """Tells what happens: in files beside the run directory, and in sentences."""
     progress = ProgressNotes(rounds, notes)
-    lines: list[Callable[[Line], None]] = [LogFile(log_file(out)), AuditFile(audit_file(out)), progress.line]
+    audit = AuditFile(audit_file(out))
+    lines: list[Callable[[Line], None]] = [LogFile(log_file(out)), audit, progress.line]
     shown: list[Callable[[Status], None]] = [StatusFile(status_file(out)), progress.watch, *watchers]
-    return Journal(rounds, lines, shown, read_status(out) if (out / METRICS).is_file() else None)
+    before = read_status(out) if (out / METRICS).is_file() else None
+    return Journal(rounds, lines, shown, before, lambda: audit.end)
 
 
 def _serve(

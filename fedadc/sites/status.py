@@ -8,11 +8,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedadc.errors import DataError, DiskError, Diverged, FedadcError, WorkersLost
 from fedadc.system.files import write_file
@@ -84,6 +83,7 @@ class Status:
     metrics: dict[str, float] = field(default_factory=dict)  # of the last round that has them
     activity: Activity | None = None
     sites: dict[str, SiteStatus] = field(default_factory=dict)
+    audited: str = ""  # checksum of the last line of the audit file
     finished: bool = False
     error: str = ""  # with which the server has ended
     exit_code: int = 0
@@ -108,11 +108,21 @@ class Status:
             return time.time() - self.updated < 6 * ALIVE_EVERY
         try:
             os.kill(self.process, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
         except OSError:  # it belongs to another user
             return True
-        return True
+        return _started_at(self.process) < self.started + 60.0  # else another process has the number now
+
+
+def _started_at(process: int) -> float:
+    """When a process of this machine was started, in seconds since 1970; 0: it is not known."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        (booted,) = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")]
+        return int(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
 
 
 def status_file(out: Path) -> Path:
@@ -141,22 +151,12 @@ class StatusFile:
 
 def read_status(out: Path) -> Status | None:
     """How the federation with this run directory stands; None: nothing is known."""
+    from pydantic import TypeAdapter  # takes long to import
+
     try:
-        found: Mapping[str, Any] = json.loads(status_file(out).read_bytes())
-        status = _known(Status, found)
-        status.sites = {str(name): _known(SiteStatus, own) for name, own in found["sites"].items()}
-        if (activity := found["activity"]) is not None:
-            names = {key: tuple(map(str, activity[key])) for key in ("missing", "connected")}
-            status.activity = Activity(**{**activity, **names}) if activity["kind"] in DOING else None
-        return status
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return TypeAdapter(Status).validate_json(status_file(out).read_bytes())
+    except (OSError, ValueError, RecursionError):  # it may be of another version, or damaged
         return None
-
-
-def _known(kind: type[Value], found: Mapping[str, Any]) -> Value:
-    """An object with those values that its type knows: the file may be of another version."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in found.items() if name in names})
 
 
 def read_failure(out: Path, since: float = 0.0) -> FedadcError | None:

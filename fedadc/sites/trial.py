@@ -35,6 +35,8 @@ def prepared(
 ) -> tuple[LocalFederation, Config]:
     """A federation in a folder and its config: one that is there, or a new one with the data of the given config."""
     _require_flower()
+    odd = sorted({*str(folder.resolve())} & {*'"\\'})
+    require(not odd, f"{folder}: Flower cannot have {' or '.join(odd)} in the path of a folder; choose another one.")
     if port is not None:
         require_free(port)
     federation = LocalFederation(folder)
