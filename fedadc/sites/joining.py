@@ -14,7 +14,7 @@ from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Normalization
 from fedadc.data.roster import Roster
 from fedadc.engines.remote import NoAnswer
-from fedadc.errors import FedadcError, require
+from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.models.build import read_weights
 from fedadc.sites.connections import SiteConnections
 from fedadc.sites.packets import Fact, Packet
@@ -103,7 +103,8 @@ def join_again(connections: SiteConnections, terms: Terms, config: Config) -> No
                 raise
             connections.turn_away(name, str(error))
     left = len([name for name in terms.names if name in connections.found])
-    require(enough is None or left >= enough, f"{left} of {len(terms.names)} sites can go on; {enough} are needed.")
+    found = f"{left} of {len(terms.names)} sites can go on; {enough} are needed."
+    require(enough is None or left >= enough, found, WorkersLost)
 
 
 def _take_up_again(connections: SiteConnections, terms: Terms, config: Config, name: str) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -154,7 +154,9 @@ def read_status(out: Path) -> Status | None:
     from pydantic import TypeAdapter  # takes long to import
 
     try:
-        return TypeAdapter(Status).validate_json(status_file(out).read_bytes())
+        found: Status = TypeAdapter(Status).validate_json(status_file(out).read_bytes())
+        known = found.activity is None or found.activity.kind in DOING
+        return found if known else replace(found, activity=None)
     except (OSError, ValueError, RecursionError):  # it may be of another version, or damaged
         return None
 

@@ -130,6 +130,8 @@ def test_the_command(tmp_path: Path) -> None:
         (["büro"], [], 365, "neither the name nor the address"),
         (["localhost"], ["../away"], 365, "the name of a site"),
         (["localhost"], [], 0, r"days must be in 1\.\.3650"),
+        (["a b c.."], [], 365, "neither the name nor the address"),
+        (["-x"], [], 365, "neither the name nor the address"),
     ],
 )
 def test_bad_input(hosts: list[str], sites: list[str], days: int, sentence: str, tmp_path: Path) -> None:
@@ -145,3 +147,28 @@ def test_files_that_are_no_certificates(made: Certificates) -> None:
     (made.folder / "ca.key").write_text("nonsense")
     with pytest.raises(FedadcError, match="is not a private key"):
         made.renew(["localhost"])
+
+
+def test_nothing_is_written_if_something_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(FedadcError, match="the name of a site"):
+        Certificates(tmp_path / "tls").create(["localhost"], ["bern", "a/b"])
+    assert not (tmp_path / "tls").exists()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FedadcError, match="is not a folder"):
+        Certificates(tmp_path / "file").create(["localhost"], [])
+    with pytest.raises(FedadcError, match="there is no authority in"):
+        Certificates(tmp_path / "none").renew(["localhost"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_key_that_a_site_has_made_itself_stays(made: Certificates) -> None:
+    made.public_key("chur").write_text("ssh-ed25519 of their own")
+    assert made.create(["localhost"], ["chur"]) == []
+    assert made.public_key("chur").read_text() == "ssh-ed25519 of their own"
+
+
+def test_another_host_needs_another_certificate(made: Certificates) -> None:
+    with pytest.raises(FedadcError, match=r"is for localhost, 127\.0\.0\.1, not for elsewhere\.example; --renew makes"):
+        made.create(["elsewhere.example"], [])
+    made.renew(["elsewhere.example"])
+    assert made.hosts() == ["elsewhere.example"]

@@ -40,6 +40,12 @@ def test_what_is_no_app_has_no_checksum(tmp_path: Path) -> None:
         checksum_of_app(tmp_path)
 
 
+def test_a_pin_needs_flowers_own_way_of_starting_apps(tmp_path: Path) -> None:
+    words = ["federation", "site", "--pin", "A" * 64, "--", "--isolation", "process"]
+    said = CliRunner().invoke(commands, words)
+    assert "leave out --isolation" in str(said.exception)
+
+
 class Pinned(Parts):
     """A federation whose second site runs only one app."""
 
