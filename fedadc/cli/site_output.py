@@ -70,14 +70,15 @@ def show_examination(found: Examination) -> None:
     """What was found of a federation before a run."""
     server = found.server
     caption = (
-        "seconds: from the question to the answer; clock: as the server's, as far as these seconds can tell\n"
+        "weights: of the model; GB: free on its disk; s: from the question to the answer\n"
+        "clock: as the server's, as far as these seconds can tell\n"
         f"server: fedadc {server.fedadc}, torch {server.torch}, {server.machine} with {server.cpu}"
     )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
-    for heading in ("site", "train", "test", "inputs", "parameters", "free GB", "seconds", "clock", ""):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), caption=caption, caption_justify="left")
+    for heading in ("site", "train", "test", "inputs", "weights", "GB", "s", "clock", ""):
         table.add_column(heading, justify="left" if heading in ("site", "") else "right", overflow="fold")
     for site in found.sites:
-        table.add_row(Text(site.name), *_examined(site), "problems" if site.problems else "ready")
+        table.add_row(Text(site.name), *_examined(site), "wrong" if site.problems else "ready")
     out.print(table)
     for note in found.notes:
         say(note)
@@ -92,9 +93,17 @@ def _examined(site: SiteReport) -> list[str]:
     sizes = [str(check.sizes.get(split, "-")) for split in ("train", "test")]
     shape = "x".join(map(str, check.shape))
     return [
-        *sizes, shape, f"{check.parameters:,}", f"{check.free_gb:g}", f"{site.seconds:.1f}", _clock(site),
+        *sizes, shape, _short(check.parameters), f"{check.free_gb:.0f}", f"{site.seconds:.1f}", _clock(site),
     ]  # fmt: skip
 
 
 def _clock(site: SiteReport) -> str:
     return f"{site.clock:+.0f} s" if any("clock" in problem for problem in site.problems) else "ok"
+
+
+def _short(number: int) -> str:
+    """1.7M for 1,663,370."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
