@@ -83,7 +83,8 @@ def show_examination(found: Examination) -> None:
     for note in found.notes:
         say(note)
     if found.healthy:
-        say(f"{len(found.sites)} sites are ready; {len(found.classes)} classes: {', '.join(found.classes)[:200]}")
+        ready = "1 site is ready" if len(found.sites) == 1 else f"{len(found.sites)} sites are ready"
+        say(f"{ready}; {len(found.classes)} classes: {', '.join(found.classes)[:200]}")
 
 
 def _examined(site: SiteReport) -> list[str]:
