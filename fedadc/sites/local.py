@@ -32,6 +32,7 @@ DEALT, RUN, LOGS, HOME, TLS = "dealt.json", "run", "logs", "flower", "tls"
 START = 60.0  # seconds for the SuperLink to listen
 END = 10.0  # seconds for processes to end when they are asked to
 LOOK_EVERY = 0.2
+LOOK_OF_MANY = 2.0
 MANY_SITES, KEEP_OF_MANY = 10, 10  # processes that stay have 250 MB each; of more sites, they end after seconds
 
 
@@ -58,6 +59,12 @@ class LocalFederation:
             return None
         found: Mapping[str, Any] = json.loads(file.read_text())
         return DealtData({n: Path(p) for n, p in found["sites"].items()}, found["server"] and Path(found["server"]))
+
+    @property
+    def looks_every(self) -> float:
+        """Seconds between two looks of a site's process for work. Many sites that look often leave no time for it."""
+        dealt = self.dealt
+        return LOOK_EVERY if dealt is None or len(dealt.sites) <= MANY_SITES else LOOK_OF_MANY
 
     def keep(self, dealt: DealtData) -> None:
         sites = {name: str(path) for name, path in dealt.sites.items()}
@@ -187,7 +194,7 @@ class LocalFederation:
     ) -> subprocess.Popen[bytes]:
         """Start a program of Flower, which belongs to this federation; `name` is that of its log."""
         environment = {**os.environ, MARK: str(self.folder), "FLWR_HOME": str(self.folder / HOME), **(variables or {})}
-        environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{self.looks_every:g}"}
         programs = str(Path(sys.executable).parent)  # Flower looks for its own ones by name
         environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
         (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
