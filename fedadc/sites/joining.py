@@ -125,7 +125,8 @@ def admit(connections: SiteConnections, terms: Terms, config: Config) -> Iterato
     requests = [(name, to_agree(terms, config, name, first + k)) for k, name in enumerate(names)]
     limits = Limits(min(settings.deadline or settings.patience, ADMITTED_WITHIN), 0)
     answers = Requests(connections, "agree", requests, None, limits, "answer").answers() if requests else iter(())
-    for name, answer in list(zip(names, answers, strict=True)):
+    admitted = 0
+    for position, (name, answer) in enumerate(list(zip(names, answers, strict=True))):
         try:
             found = _agreed(name, answer)
             assert isinstance(answer, Packet)
@@ -134,7 +135,9 @@ def admit(connections: SiteConnections, terms: Terms, config: Config) -> Iterato
             if name in connections.found and name not in connections.busy:
                 connections.turn_away(name, str(error))
             continue
-        yield name, found
+        if position == admitted:  # else it was told a number that it does not get; it is asked again next time
+            admitted += 1
+            yield name, found
 
 
 def _require_fitting(
