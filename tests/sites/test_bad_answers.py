@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
@@ -22,7 +23,7 @@ from fedadc.sites.connections import SiteConnections
 from fedadc.sites.journal import audit_file
 from fedadc.sites.packets import NOT_JOINED, PROBLEM, Kind, Lost, Packet
 from fedadc.sites.requests import Limits, Requests
-from fedadc.sites.serving import serve
+from fedadc.sites.serving import recorded_terms, serve
 from fedadc.sites.site import Site
 from fedadc.sites.status import read_status
 from fedadc.system.files import to_safetensors
@@ -131,26 +132,30 @@ def test_what_is_said_under_a_name_needs_its_key(site_arrays: Path) -> None:
         accuses = site.name == "emil" and kind == "hello"
         return Packet({"client": "bert", PROBLEM: "the disk is full"}) if accuses else answer
 
-    settings = config(site_arrays, CLIENTS[:4], quorum=0.6, changes={"cohort": {}, "rounds": 2})
+    settings = config(site_arrays, CLIENTS[:4], quorum=0.6)
     transport = Malicious(sites_of(site_arrays, settings), accuse)
-    keys = site_arrays / "keys"
-    keys.mkdir()
     federated = SiteConnections(transport, 1.0, key_of=lambda name: name.encode())
     assert federated.wait_for(CLIENTS[:4]) == list(CLIENTS[:4])
-    assert federated.journal.status.sites.get("bert") is None or not federated.journal.status.sites["bert"].problems
+    assert not federated.journal.site("bert").refused and not federated.problems
     assert "its key is not that of site bert" in "\n".join(federated.journal.events.take())
+
+
+def interrupted(folder: Path, quorum: float) -> tuple[Any, list[Site]]:
+    """A run whose server has died, and its sites."""
+    settings = config(folder, quorum=quorum, changes={"cohort": {}, "rounds": 3})
+    sites = sites_of(folder, settings)
+    transport = Unreliable(sites)
+    transport.limit = 25
+    with pytest.raises(Interrupted):
+        serve(settings, transport, folder / "run", watch=transport.after)
+    return settings, sites
 
 
 @pytest.mark.parametrize(
     "said", [Packet({"client": "anna", PROBLEM: "the disk is full"}), Packet({"client": "anna"}, body=b"{}")]
 )
 def test_a_quorum_is_enough_at_a_restart_too(said: Packet, site_arrays: Path) -> None:
-    settings = config(site_arrays, quorum=0.6, changes={"cohort": {}, "rounds": 3})
-    sites = sites_of(site_arrays, settings)
-    first = Unreliable(sites)
-    first.limit = 25
-    with pytest.raises(Interrupted):
-        serve(settings, first, site_arrays / "run", watch=first.after)
+    settings, sites = interrupted(site_arrays, quorum=0.6)
 
     def fail(site: Site, kind: Kind, request: Packet, answer: Packet) -> Packet:
         return said if site.name == "anna" and kind == "hello" else answer
@@ -240,6 +245,16 @@ def test_newcomers_that_do_not_answer_are_waited_for_together_and_once(site_arra
     assert ends[4] - ends[1] < 2 * 0.5 + 0.5
 
 
+def test_a_newcomer_behind_one_that_is_refused_gets_its_own_number(site_arrays: Path) -> None:
+    settings = config(site_arrays, CLIENTS[:3], open=True, quorum=0.01, changes={"cohort": {}, "method": "scaffold"})
+    np.savez(site_arrays / "dora.npz", x=np.ones((9, 5)), y=np.arange(9) % 3)
+    transport = Unreliable(sites_of(site_arrays, settings), here={"dora": range(3, 9), "emil": range(3, 9)})
+    serve(settings, transport, site_arrays / "run", watch=transport.after)
+    records = read_run(site_arrays / "run").records
+    assert recorded_terms(site_arrays / "run").names == (*CLIENTS[:3], "emil")
+    assert 3 in records[-1]["cohort"] and "dropped" not in records[-1]
+
+
 def test_a_log_that_cannot_be_written_ends_a_run_with_a_sentence(site_arrays: Path) -> None:
     settings = config(site_arrays, changes={"rounds": 3})
     transport = Unreliable(sites_of(site_arrays, settings))
@@ -301,12 +316,7 @@ def test_retries_need_something_to_wait_for(site_arrays: Path) -> None:
 
 
 def test_too_few_sites_at_a_restart(site_arrays: Path) -> None:
-    settings = config(site_arrays, quorum=0.8, changes={"cohort": {}, "rounds": 3})
-    sites = sites_of(site_arrays, settings)
-    first = Unreliable(sites)
-    first.limit = 25
-    with pytest.raises(Interrupted):
-        serve(settings, first, site_arrays / "run", watch=first.after)
+    settings, sites = interrupted(site_arrays, quorum=0.8)
 
     def fail(site: Site, kind: Kind, request: Packet, answer: Packet) -> Packet:
         lies = site.name in ("anna", "bert") and kind == "hello"
