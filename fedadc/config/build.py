@@ -16,7 +16,7 @@ import torch
 from fedadc.cluster.settings import RayCluster
 from fedadc.communication.clock import Clock
 from fedadc.config.schema import hints_of, leaf
-from fedadc.config.settings import AT_SITES, Config, DataConfig, Init, ModelConfig
+from fedadc.config.settings import AT_SITES, Config, DataConfig, Init, ModelConfig, StopConfig
 from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
@@ -67,7 +67,7 @@ def prepare(
 
     `out` is the run directory. Client states that do not fit in memory are stored there.
     """
-    asked = complete(config)
+    asked = _as_traced(complete(config))
     config, data = load_data(asked, data_dir)
     model, module = build_module(config, data.spec)
     with words_of_the_config(config):
@@ -101,6 +101,18 @@ def prepare(
     data_config = replace(config.data, clients=len(federation.clients))
     model = replace(model, channels_last=federation.agreement.inputs.channels_last)
     return Plan(replace(config, data=data_config, model=model), federation)
+
+
+def _as_traced(config: Config) -> Config:
+    """A run that repeats a trace ends where the federation has ended, if that may have stopped early.
+
+    Whether it stops depends on the evaluation, and so on who was there.
+    """
+    trace = _faults(config).trace
+    if trace is None or config.stop.accuracy is None:
+        return config
+    last = len(Trace.read(Path(trace)).lines)
+    return replace(config, rounds=min(config.rounds, last), stop=StopConfig())
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.sites.journal import Journal
 from fedadc.sites.node import require_file_name
-from fedadc.sites.packets import PROBLEM, REFUSED, Kind, Lost, NotSent, Packet, too_large
+from fedadc.sites.packets import PROBLEM, REFUSED, Kind, Lost, NotSent, Packet, require_same_versions, too_large
 from fedadc.sites.status import JOIN, Activity
 
 LOOK_AGAIN = 0.2  # seconds between two looks for answers
 MOST_SAID = 500  # characters of what a site says
+NAME_ONLY = Packet(most=1 << 16)  # a greeting without facts: a site says its name and its versions
 HELLO_TAKES = 30.0  # seconds after which a node that has not said its name takes no place of others
 REFUSAL_ARRIVES = 15.0  # seconds, at most
 
@@ -58,6 +59,8 @@ class _Awaited:
     node: int
     busy: bool  # whether the site is to be asked nothing else until it has answered
     done: Callable[[Packet | Lost], None]
+    posted: bool = False
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class SiteConnections:
         self.journal = journal or Journal()
         self.key_of = key_of
         self.at_once = sys.maxsize if at_once is None else at_once
-        self.hello = Packet()  # with which a new node is greeted; without facts, it says its name only
+        self.hello = NAME_ONLY  # with which a new node is greeted
         self.said: dict[str, Packet] = {}  # client -> its answer to that
         self.found: dict[str, int] = {}  # client -> node
         self._asked: dict[int, tuple[str, float]] = {}  # node -> number of the request for its name, and since when
@@ -95,6 +98,7 @@ class SiteConnections:
         self._refusals: list[str] = []  # numbers of messages to sites that were refused
         self._strict = True  # a site that cannot take part ends the run, until all were found
         self._joining = True  # until all sites were found
+        self._collects = False  # problems are collected, and end nothing
         self.roster: tuple[str, ...] | None = None  # names of the sites that take part, once they are known
         self._awaited: dict[str, _Awaited] = {}  # by the number of the message
         self._outbox: list[_Parcel] = []
@@ -123,6 +127,7 @@ class SiteConnections:
     def gather(self, wanted: Sequence[str] | int, within: float) -> list[str]:
         """The sites that are connected when all are, or after so many seconds. Problems are kept."""
         total, until = wanted if isinstance(wanted, int) else len(wanted), time.monotonic() + within
+        self._collects = True
         while True:
             self.look()
             heard = {*self.found, *(name for name, _ in self.problems)}
@@ -150,10 +155,10 @@ class SiteConnections:
                 )
                 self._joining, self.roster = False, self.roster or tuple(names)
                 return names
-            if waited > self.patience:
+            if waited > (self.patience if enough is None else max(self.patience, within)):
                 those = f"site {', '.join(absent)}" if absent else f"{total - len(names)} of {total} sites"
                 others = f"; {self.problems[0][1]}" if self.problems else "."
-                raise WorkersLost(f"{those} did not connect within {self.patience:g} seconds{others}")
+                raise WorkersLost(f"{those} did not connect within {waited:.0f} seconds{others}")
             time.sleep(LOOK_AGAIN)
 
     def look(self) -> None:
@@ -183,29 +188,38 @@ class SiteConnections:
             self._refuse_strangers(self.roster)
 
     def _add(self, name: str, node: int, answer: Packet) -> None:
-        if (wrong := self._wrong_with(name, node)) is not None:
+        nameless = not name and PROBLEM in answer.facts  # a site whose app fails cannot say its name
+        if not nameless and (wrong := self._wrong_with(name, node, answer)) is not None:
             self._refuse("", node, wrong)
             return
         if PROBLEM in answer.facts:
-            self.problems.append((name, problem_of(name, answer)))
-            self.journal.happened("refused", f"a site cannot take part: {self.problems[-1][1]}", name)
+            problem = problem_of(name, answer)
+            if name or self.key_of is None:
+                self.problems.append((name, problem))
+            self.journal.happened("refused", f"a site cannot take part: {problem}", name)
             return
-        if self.found.get(name, node) != node and self._joining and self._strict:
+        if self.found.get(name, node) != node and self._joining and (self._strict or self._collects):
             problem = f"two sites are called {name}; every site needs a name of its own."
             self._refuse(name, node, problem)
-            raise Refused(problem)
+            if not self._collects:
+                raise Refused(problem)
+            self.problems.append((name, problem))
+            return
         if self.found.get(name, node) != node:  # Flower notices the end of the node that it had some time later
             self.journal.happened("returned", f"site {name} has started again", name)
-        self.found[name], self.said[name] = node, answer
+        self.found[name] = node
+        if self._joining:
+            self.said[name] = answer
 
-    def _wrong_with(self, name: str, node: int) -> str | None:
-        """Why a node cannot have a name; None: it can."""
+    def _wrong_with(self, name: str, node: int, answer: Packet) -> str | None:
+        """Why a node cannot have a name, or cannot take part; None: it can."""
         try:
-            if name:  # a site whose app fails says none
-                require_file_name(name, "the name of a site")
-            if name and self.key_of is not None:
+            require_file_name(name, "the name of a site")
+            if self.key_of is not None:
                 known = self.transport.key(node) == self.key_of(name)
                 require(known, f"its key is not that of site {name} (site-keys).")
+            if not self._joining:  # while sites are found, versions are compared once all of them are there
+                require_same_versions(name, answer)
         except FedadcError as error:
             return str(error)
         return None
@@ -224,8 +238,8 @@ class SiteConnections:
             time.sleep(LOOK_AGAIN)
 
     def newcomers(self) -> list[str]:
-        """Sites that are connected and wish to join."""
-        return sorted(self.found.keys() - set(self.roster or ()))
+        """Sites that are connected and wish to join, and do not owe an answer."""
+        return sorted(self.found.keys() - set(self.roster or ()) - self.busy)
 
     def turn_away(self, name: str, reason: str) -> None:
         """Refuse a site that wishes to join."""
@@ -277,7 +291,10 @@ class SiteConnections:
 
     def absent(self, name: str) -> NoAnswer:
         """Why a site cannot be asked now."""
-        return NoAnswer(f"it is {'still busy with an earlier round' if name in self.busy else 'not connected'}")
+        if name in self.busy:
+            return NoAnswer("it is still busy with an earlier round")
+        unasked = "it was not asked: there was no place among those that work at once (federation.at_once)"
+        return NoAnswer(unasked if name in self.found else "it is not connected")
 
     def post(self, name: str, kind: Kind, packet: Packet, done: Callable[[Packet | Lost], None]) -> None:
         """Send a message when there is time for it, and go on. A site that is not connected does not get it."""
@@ -288,17 +305,22 @@ class SiteConnections:
         """Sites to which posted messages are not sent yet."""
         return {parcel.name for parcel in self._outbox}
 
+    def has_post(self, name: str) -> bool:
+        """Whether a message was posted to a site that it has not answered; then it is sent no further one."""
+        return name in self.outgoing or any(a.posted and a.name == name for a in self._awaited.values())
+
     def send_posted(self, most: int) -> None:
-        """Send what was posted, if not more than `most` messages are under way."""
-        most -= len(self._awaited)
-        for parcel in self._outbox[: max(0, most)]:
+        """Send what was posted, if not more than `most` messages are under way; silent sites take no place for long."""
+        now, busy = time.monotonic(), self.busy
+        most -= sum(now - awaited.since < HELLO_TAKES for awaited in self._awaited.values())
+        for parcel in [parcel for parcel in self._outbox if parcel.name not in busy][: max(0, most)]:
             self._outbox.remove(parcel)
             node = self.found.get(parcel.name)
             number = None if node is None else self.sent(parcel.name, node, parcel.kind, parcel.packet)
             if node is None or number is None:
                 parcel.done(Lost("it could not be sent"))
             else:
-                self._awaited[number] = _Awaited(parcel.name, node, False, parcel.done)
+                self._awaited[number] = _Awaited(parcel.name, node, False, parcel.done, posted=True)
 
     def _take_awaited(self, nodes: Collection[int]) -> None:
         came = self.transport.receive(list(self._awaited)) if self._awaited else {}
@@ -307,6 +329,12 @@ class SiteConnections:
             self._awaited.pop(number).done(answer)
 
 
+def said_plainly(text: object) -> str:
+    """What a site says, as a part of a line: without line breaks and control characters, and not too long."""
+    words = " ".join(str(text).split())[:MOST_SAID]
+    return words if words.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+
+
 def problem_of(name: str, answer: Packet) -> str:
-    site, problem = f"site {name}" if name else "a site", " ".join(str(answer.facts[PROBLEM]).split())[:MOST_SAID]
+    site, problem = f"site {name}" if name else "a site", said_plainly(answer.facts[PROBLEM])
     return problem if name and site in problem else f"{site}: {problem}"

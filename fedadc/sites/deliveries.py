@@ -30,8 +30,15 @@ def payload(message: bytes) -> int:
 class Deliveries:
     """Knows which state each client has, as the round at whose start it was the current one."""
 
-    def __init__(self, agreement: Agreement, downlink: Downlink, select: Callable[[int], Array], post: Post) -> None:
-        self.downlink, self.select, self.post = downlink, select, post
+    def __init__(
+        self,
+        agreement: Agreement,
+        downlink: Downlink,
+        select: Callable[[int], Array],
+        post: Post,
+        has_post: Callable[[int], bool],  # whether a client has not answered what was posted to it
+    ) -> None:
+        self.downlink, self.select, self.post, self.has_post = downlink, select, post, has_post
         self._wire = TrackingWire(agreement)
         self._has: dict[int, int] = {}
         self._updates: dict[int, bytes] = {}  # by the round that they end
@@ -70,7 +77,7 @@ class Deliveries:
             others = [k for k in self.select(broadcast.round + 1).tolist() if k not in cohort]
         elif isinstance(self.downlink, Broadcast) and broadcast.round == 1:
             others = [k for k in range(everyone) if k not in cohort]
-        for client in others:
+        for client in [k for k in others if not self.has_post(k)]:
             self._post(client, broadcast.round, bundle([self._state(broadcast)]), facts)
 
     def trained(self, round: int, dropped: Collection[int], cohort: Collection[int]) -> None:
@@ -84,7 +91,7 @@ class Deliveries:
         """A round has ended with this mean: with broadcast, everybody receives it who was not dropped."""
         self._updates[info.round] = self._wire.write_update(info, mean)
         if isinstance(self.downlink, Broadcast):
-            for client in [k for k in range(everyone) if k not in self._dropped]:
+            for client in [k for k in range(everyone) if k not in self._dropped and not self.has_post(k)]:
                 missed = self._missed(client, info.round + 1)
                 if missed is not None:  # else it receives the whole state when it is selected
                     self._post(client, info.round + 1, bundle(missed), facts)

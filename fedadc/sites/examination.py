@@ -18,10 +18,19 @@ from safetensors.torch import load
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError
-from fedadc.sites.joining import Terms, agreement_of, channels_last_of, frozen_schema, question, summaries_of, to_agree
+from fedadc.sites.joining import (
+    Terms,
+    agreement_of,
+    channels_last_of,
+    frozen_schema,
+    question,
+    require_sizes,
+    summaries_of,
+    to_agree,
+)
 from fedadc.sites.packets import Packet
 from fedadc.sites.requests import Limits, Requests
-from fedadc.sites.schema import SiteSummary, difference_of, from_json, to_json
+from fedadc.sites.schema import SiteAnswer, SiteSummary, difference_of, from_json, to_json
 from fedadc.system.files import write_file
 from fedadc.system.node_facts import NodeFacts
 from fedadc.system.user_code import Notes
@@ -44,6 +53,7 @@ class SiteCheck:
     time: float  # seconds since 1970, by its clock
     free_gb: float  # on the disk of its folder
     sizes: dict[str, int]  # samples of every split that it tells
+    label_counts: tuple[int, ...] | None  # if the selection needs them
     shape: tuple[int, ...]  # of its inputs
     parameters: int  # of the model that it has built
     agreement: str  # fingerprint of what it would train with
@@ -87,15 +97,17 @@ def check_of_site(site: Site, request: Packet) -> Packet:
     from fedadc.sites.site import SiteRun
 
     joined = site.joined(request)
-    agreement = SiteRun(site, EXAMINATION, joined).agreement
+    run = SiteRun(site, EXAMINATION, joined)
+    agreement = run.agreement
     if request.head:
         agreement.load_weights(load(request.head), "the server's initial weights")
+    told = site.told(run, bool(request.facts["label_counts"]))
     folder = next(path for path in (site.settings.folder, *site.settings.folder.parents) if path.is_dir())
     found = SiteCheck(
         machine=NodeFacts.here(), python=sys.version.split()[0], time=time.time(),
-        free_gb=round(shutil.disk_usage(folder).free / 1e9, 1), sizes=site.told_sizes(joined.samples),
-        shape=tuple(joined.spec.input_shape), parameters=agreement.start.numel(),
-        agreement=agreement.fingerprint(),
+        free_gb=round(shutil.disk_usage(folder).free / 1e9, 1), sizes=told.sizes,
+        label_counts=told.label_counts, shape=tuple(joined.spec.input_shape), parameters=agreement.start.numel(),
+        agreement=told.agreement,
     )  # fmt: skip
     return Packet(body=to_json(found))
 
@@ -167,6 +179,12 @@ def _check_all(
             report.problems.append(answer.reason)
             continue
         _judge(report, answer, began, connections.journal.site(report.name).answered, found.server, expected)
+        if report.check is not None:
+            told = SiteAnswer(report.check.sizes, report.check.label_counts, "", report.check.agreement)
+            try:
+                require_sizes({report.name: told}, config, len(schema.classes))
+            except FedadcError as error:
+                report.problems.append(str(error))
 
 
 def _judge(report: SiteReport, answer: Packet, began: float, came: float, server: NodeFacts, expected: str) -> None:

@@ -16,10 +16,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.sites.node import NodeSettings
-from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Kind, Packet
+from fedadc.sites.packets import PROBLEM, RUN_CONFIG, Kind, Packet, versions
 from fedadc.sites.records import TYPES, to_packet, to_record
 from fedadc.sites.resident import ask_resident
-from fedadc.system.version import __version__
 
 log = logging.getLogger("flwr")  # what Flower shows
 
@@ -51,7 +50,7 @@ def client_app(app_file: str) -> ClientApp:
 def _answer(kind: Kind, request: Packet, folder: Path, context: Context) -> Packet:
     settings = NodeSettings.of(context.node_config, context.run_config)
     if kind == "hello" and not request.facts:
-        return Packet({"client": settings.client, "fedadc": __version__})
+        return Packet({"client": settings.client, **versions()})
     if kind == "refuse":
         raise FedadcError(f"the server refuses site {settings.client}: {request.facts.get('reason')}")
     if (answer := ask_resident(kind, request, folder, settings)) is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedadc.errors import FedadcError, one_line
@@ -75,7 +77,8 @@ def read_answer(message: Message) -> Packet | Lost:
     """A message of Flower as a packet. One that is an error tells that none will come, or that the app fails there."""
     if not message.has_error():
         try:
-            return to_packet(message.content)
+            packet = to_packet(message.content)
+            return replace(packet, facts={name: fact for name, fact in packet.facts.items() if name != REFUSED})
         except FedadcError as error:
             return Packet({REFUSED: str(error).rstrip(".")})
     said = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", message.error.reason or "no reason given")
@@ -162,6 +165,8 @@ class Answers:
         )
         _tried(lambda: [client.ConfirmMessageReceived(received)])
         try:
+            if put_together(arriving.parts) > most:
+                return Packet({REFUSED: too_large(most - MOST_FACTS)})
             return read_answer(cast(Message, inflate_object_from_contents(name, arriving.parts)))
         except Exception as error:  # whatever a node has sent; Flower has many kinds of errors
             return Packet({REFUSED: f"its answer cannot be read ({type(error).__name__})"})
@@ -173,6 +178,16 @@ class Answers:
             return Lost("it has ended while it sent its answer")
         stalled = time.monotonic() - arriving.since > STALLED
         return Lost(f"no part of its answer has come for {STALLED:g} seconds") if stalled else None
+
+
+def put_together(parts: Mapping[str, bytes]) -> int:
+    """The bytes of all arrays of an answer: Flower stores parts of the same content once, however often they occur."""
+    total, beginning = 0, Array.__qualname__.encode() + b" "
+    for content in parts.values():
+        if content.startswith(beginning):
+            children = get_object_children_ids_from_object_content(content)
+            total += sum(len(parts[children[k]]) for k in json.loads(get_object_body(content, Array))["arraychunk_ids"])
+    return total
 
 
 def _answers_of(grid: Any) -> Answers | None:

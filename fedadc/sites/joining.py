@@ -16,8 +16,8 @@ from fedadc.data.roster import Roster
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.models.build import read_weights
-from fedadc.sites.connections import SiteConnections
-from fedadc.sites.packets import Fact, Packet
+from fedadc.sites.connections import NAME_ONLY, SiteConnections
+from fedadc.sites.packets import Fact, Packet, require_same_versions
 from fedadc.sites.requests import Limits, Requests, ask, share_of
 from fedadc.sites.schema import (
     DataSchema,
@@ -33,12 +33,10 @@ from fedadc.sites.schema import (
 )
 from fedadc.system.files import to_safetensors
 from fedadc.system.user_code import Notes
-from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
 from fedadc.views.local_work import MOST
 
 ADMITTED_WITHIN = 30.0  # seconds for a site that wishes to join a run that has begun
-VERSIONS: dict[str, str] = {"fedadc": __version__, "torch": torch.__version__}
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,14 @@ def join(
     """Wait for the sites, merge and freeze what they tell, and let every site prepare its data accordingly."""
     connections.hello = question(holds_out)
     names = connections.wait_for(wanted)
-    connections.hello = Packet()
+    connections.hello = NAME_ONLY
     notes(f"{len(names)} sites are connected: {', '.join(names[:20])}")
     _require_same_versions(connections.said)
     schema = frozen_schema(connections, names, config, holds_out, notes)
     terms = Terms(run, tuple(names), schema, (), holds_out, channels_last_of(config, schema), len(names))
     answers = agree_again(connections, terms, config, names)
     _require_same_agreement(answers, agreement_of(config, terms))
-    _require_sizes(answers, config)
+    require_sizes(answers, config, len(schema.classes))
     return replace(terms, answers=tuple(answers.values()))
 
 
@@ -94,7 +92,7 @@ def join_again(connections: SiteConnections, terms: Terms, config: Config) -> No
     if settings.quorum is not None:  # sites that are not there are treated as in any other round
         enough = 1 if settings.open else share_of(len(terms.names), settings.quorum)
     names = connections.wait_for(terms.names, enough, settings.deadline, strict=enough is None)
-    connections.hello = Packet()
+    connections.hello = NAME_ONLY
     for name in names:
         try:
             _take_up_again(connections, terms, config, name)
@@ -146,15 +144,13 @@ def _require_fitting(
     """Refuse sites that would not train as the others do."""
     _require_same_versions(said)
     _require_same_agreement(answers, agreement_of(config, terms))
-    _require_sizes(answers, config)
+    require_sizes(answers, config, len(terms.schema.classes))
 
 
 def _require_same_versions(said: Mapping[str, Packet]) -> None:
     """Refuse sites with another fedadc or torch: their numbers would differ."""
     for name, packet in said.items():
-        for package, mine in VERSIONS.items():
-            theirs = packet.facts.get(package, mine)  # a site that was only asked for its name does not say torch's
-            require(theirs == mine, f"site {name} has {package} {theirs}, but the server has {mine}; install the same.")
+        require_same_versions(name, packet)
 
 
 def question(holds_out: bool, as_text: Collection[str] = ()) -> Packet:
@@ -246,11 +242,16 @@ def _require_same_agreement(answers: Mapping[str, SiteAnswer], agreement: Agreem
         )
 
 
-def _require_sizes(answers: Mapping[str, SiteAnswer], config: Config) -> None:
+def require_sizes(answers: Mapping[str, SiteAnswer], config: Config, classes: int) -> None:
     """Refuse numbers of samples that cannot be, and sites that do not tell theirs if training depends on it."""
     for name, answer in answers.items():
         for split, size in answer.sizes.items():
             require(0 < size <= MOST, f"site {name} says that it has {size} samples of {split}; that cannot be.")
+        if _needs_label_counts(config):
+            counts, total = answer.label_counts or (), answer.sizes.get("train")
+            possible = len(counts) == classes and all(0 <= count <= MOST for count in counts) and sum(counts) > 0
+            wrong = f"site {name} tells label counts that cannot be those of its samples: {str(list(counts))[:60]}."
+            require(possible and total in (None, sum(counts)), wrong)
     needs = {
         "local.epochs": config.local.steps is None,
         "cohort.weighting": config.cohort.weighting == "samples",

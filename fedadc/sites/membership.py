@@ -10,6 +10,7 @@ import numpy as np
 from fedadc.data.dataset import Array
 from fedadc.errors import WorkersLost
 from fedadc.sites.connections import LOOK_AGAIN, SiteConnections
+from fedadc.sites.status import JOIN, Activity
 from fedadc.training.members import Members
 
 
@@ -23,18 +24,25 @@ class SiteMembers(Members):
         connections: SiteConnections,
         admit: Callable[[], None],  # lets new sites join
         names: Callable[[], Sequence[str]],  # of all sites that have joined, by number
-        before: tuple[int, int],  # a round that is over, and how many clients had joined until then
+        before: Callable[[], tuple[int, int]],  # the last round that is over, and how many clients had joined until then
     ) -> None:
-        super().__init__(before[1])
-        self.connections, self._admit, self._names = connections, admit, names
-        self._counts, self._present = dict([before]), dict[int, Array]()
+        super().__init__(len(names()))
+        self.connections, self._admit, self._names, self._before = connections, admit, names, before
+        self._counts, self._present = dict[int, int](), dict[int, Array]()
+
+    def _begin(self) -> None:
+        """Called when a round is asked for: only then it is known from which one the run goes on."""
+        if not self._counts:
+            self._counts = dict([self._before()])
 
     def count(self, round: int) -> int:
+        self._begin()
         if round not in self._counts:
             self._settle(round)
         return self._counts[round]
 
     def present(self, round: int) -> Array:
+        self._begin()
         if round not in self._present:
             self._settle(round)
         return self._present[round]
@@ -53,6 +61,7 @@ class SiteMembers(Members):
                 self.clients = self._counts[round] = len(names)
                 self._present = {round: np.array(numbers)}
                 return
+            self.connections.journal.activity(Activity(JOIN, 1, 0, (), tuple(sorted(self.connections.found))))
             if time.monotonic() > until:
                 raise WorkersLost(f"round {round}: no site is connected for {self.connections.patience:g} seconds.")
             time.sleep(LOOK_AGAIN)

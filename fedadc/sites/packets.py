@@ -9,7 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Literal
+
+from fedadc.errors import require
+from fedadc.system.version import __version__
 
 Fact = str | int | float | bool
 Kind = Literal["hello", "refuse", "describe", "check", "agree", "train", "keep", "count", "finish"]
@@ -64,6 +68,18 @@ class Packet:
     @property
     def message(self) -> bytes:
         return self.head + self.body
+
+
+def versions() -> dict[str, Fact]:
+    """What a site tells of itself in every greeting; found without importing torch, which takes long."""
+    return {"fedadc": __version__, "torch": version("torch")}
+
+
+def require_same_versions(name: str, answer: Packet) -> None:
+    """Refuse a site with another fedadc or torch: its numbers would differ."""
+    for package, mine in versions().items():
+        theirs = answer.facts.get(package, "of an unknown version")
+        require(theirs == mine, f"site {name} has {package} {theirs}, but the server has {mine}; install the same.")
 
 
 def too_large(most: int) -> str:

@@ -56,7 +56,7 @@ class SiteEngine:
         self.settings = config.federation or FederationConfig()
         self.oldest: Callable[[], int] = lambda: 0  # round to which the server may go back
         downlink = coordinator.network.downlink
-        self.deliveries = Deliveries(coordinator.agreement, downlink, coordinator.select, self._post)
+        self.deliveries = Deliveries(coordinator.agreement, downlink, coordinator.select, self._post, self._has_post)
         self._remote = Remote(coordinator.agreement, self._exchange, self.deliveries.write, self._left_out)
         self._broadcast: ServerBroadcast | None = None
         self._tasks: dict[int, ClientTask] = {}  # of the round, by client
@@ -118,6 +118,9 @@ class SiteEngine:
 
     def _post(self, client: int, packet: Packet, done: Callable[[Packet | Lost], None]) -> None:
         self.connections.post(self.terms.names[client], "keep", packet, done)
+
+    def _has_post(self, client: int) -> bool:
+        return self.connections.has_post(self.terms.names[client])
 
     def take_bytes(self) -> dict[str, float]:
         """The bytes of the messages of training since the last call: heads and bodies, without Flower's framing."""
@@ -220,14 +223,17 @@ class SiteFederation(ServerHalf):
         connections: SiteConnections,
         terms: Terms,
         held: Mapping[str, Samples] | None = None,  # the server's own samples
-        before: tuple[int, int] | None = None,  # a round that is over, and how many sites had joined until then
+        before: Callable[[], tuple[int, int]] | None = None,  # the last round, and how many sites had joined until then
     ) -> None:
         self.config = complete(config)
         self.evaluation, self.storage = config.evaluate, config.storage
         self.agreement = agreement_of(config, terms)
         members = None
         if connections.open:
-            members = SiteMembers(connections, self._admit, lambda: self.terms.names, before or (0, len(terms.names)))
+            known = terms.names
+            members = SiteMembers(
+                connections, self._admit, lambda: self._names or known, before or (lambda: (0, len(known)))
+            )
         self.coordinator = build_coordinator(self.config, self.agreement, terms.roster(self.config), members)
         self.counter = self._counter(terms, held or {})
         self.engine = SiteEngine(self.config, self.coordinator, connections, terms, self.counter)
@@ -238,6 +244,11 @@ class SiteFederation(ServerHalf):
     @property
     def terms(self) -> Terms:
         return self.engine.terms
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The names of all sites that have joined; none before there is an engine."""
+        return self.engine.terms.names if hasattr(self, "engine") else ()
 
     def _ended(self, info: RoundInfo, mean: State | None) -> None:
         self.engine.deliveries.ended(info, mean, len(self.terms.names), self.engine.facts)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,13 +37,14 @@ from fedadc.sites.prometheus import MetricsServer
 from fedadc.sites.schema import DataSchema, from_json, to_json
 from fedadc.sites.server import HELD_OUT, SiteFederation
 from fedadc.sites.status import Status, StatusFile, read_status, status_file
-from fedadc.sites.trace_file import TraceFile
+from fedadc.sites.trace_file import TraceFile, records_in
 from fedadc.sites.tuning import request_of
-from fedadc.system.files import checksum, write_file
+from fedadc.system.files import LOCK, BusyError, checksum, file_lock, write_file
 from fedadc.system.user_code import Notes
 from fedadc.system.version import __version__
 
 log = logging.getLogger("fedadc")
+OTHER_ENDS = 180.0  # seconds in which an earlier server of the run may end
 
 
 def serve(
@@ -55,6 +58,20 @@ def serve(
     metrics: str = "",  # where Prometheus may ask for figures: a port, or host:port; empty: nowhere
 ) -> RunResult:
     """Train with the sites that a transport reaches, and write a run directory. A run that is there goes on."""
+    with only_server_of(out, notes):
+        return _served(config, transport, out, server_data, watch, notes, site_keys, metrics)
+
+
+def _served(
+    config: Config,
+    transport: Transport,
+    out: Path,
+    server_data: Path | None,
+    watch: Watcher | None,
+    notes: Notes,
+    site_keys: Path | None,
+    metrics: str,
+) -> RunResult:
     served = served_metrics(metrics, notes)
     journal = journal_of(out, config.rounds, notes, served)
     try:
@@ -69,6 +86,28 @@ def serve(
     finally:
         for server in served:
             server.close()
+
+
+@contextmanager
+def only_server_of(out: Path, notes: Notes) -> Iterator[None]:
+    """Wait until an earlier server of a run has ended: two of them would write the same files.
+
+    If the SuperLink died, its server program ends some time later.
+    """
+    until, said = time.monotonic() + OTHER_ENDS, False
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(file_lock(out.with_name(f"{out.name}-server{LOCK}")))
+                break
+            except BusyError:
+                if time.monotonic() > until:
+                    raise FedadcError(f"another server is at work on {out}; end it, or choose another `out`.") from None
+            if not said:
+                notes(f"waiting until an earlier server of {out} has ended")
+                said = True
+            time.sleep(1.0)
+        yield
 
 
 def examined(
@@ -117,9 +156,9 @@ def _serve(
         terms = join(connections, settings.sites, config, run, holds_out, notes)
     else:
         terms = recorded_terms(out)
-        before = _joined_before(out, terms)
+        before = partial(_joined_before, out, terms)
         join_again(connections, terms, config)
-    journal.status.run, journal.round = terms.run, 0 if before is None else before[0]
+    journal.status.run, journal.round = terms.run, max(checkpoint_rounds(out), default=0)
     _note_beginning(journal, connections, config, terms, "joined" if original is None else "returned")
     held = {} if server_data is None else _samples_of_server(server_data, terms.schema)
     federation = SiteFederation(config, connections, terms, held, before)
@@ -213,11 +252,13 @@ def recorded_terms(out: Path) -> Terms:
 
 
 def _joined_before(out: Path, terms: Terms) -> tuple[int, int]:
-    """The round of the checkpoint from which a run goes on, and how many sites had joined until then."""
-    last = max(checkpoint_rounds(out), default=0)
-    records = read_run(out).records if (out / METRICS).is_file() else []
-    joined = sum(len(record.get("joined", ())) for record in records if record["round"] <= last)
-    return last, (terms.first or len(terms.names)) + joined
+    """The last round of a run that was opened again, and how many sites had joined until then.
+
+    Rounds after the checkpoint from which it goes on are not recorded any more.
+    """
+    records = list(records_in(out / METRICS))
+    joined = sum(len(record.get("joined", ())) for record in records)
+    return len(records), (terms.first or len(terms.names)) + joined
 
 
 def checkpoint_rounds(out: Path) -> list[int]:

@@ -25,20 +25,20 @@ from fedadc.errors import FedadcError, RunDamaged, require
 from fedadc.models.vectors import Vector
 from fedadc.sites.checked_files import checked_files, read_checked, write_checked
 from fedadc.sites.node import NodeSettings, file_of
-from fedadc.sites.packets import HAS, Packet
+from fedadc.sites.packets import HAS, Packet, versions
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors
-from fedadc.system.version import __version__
 from fedadc.training.agreement import Agreement
 from fedadc.training.client import Client
 from fedadc.training.tracking import TrackedState, unbundled
+from fedadc.training.wire import Wire
 
 if TYPE_CHECKING:
     from fedadc.sites.site_data import SiteData
 
 log = logging.getLogger("fedadc")
-JOINED, WEIGHTS, REPLICA, STATES = "joined", "weights", "replica", "states"  # three files and a folder
+JOINED, WEIGHTS, REPLICA, LAST_ANSWER, STATES = "joined", "weights", "replica", "answer", "states"  # files, and a folder
 TERMS = "terms"  # name of a tensor that is a text
 
 
@@ -93,7 +93,7 @@ class Site:
                 said = self._terms(SiteRun.opened(self, str(request.facts["run"])), request)
         elif "holds_out" in request.facts:
             said = self.describe(request)
-        return replace(said, facts={"client": self.name, "fedadc": __version__, "torch": torch.__version__})
+        return replace(said, facts={"client": self.name, **versions()})
 
     def _data(self, request: Packet) -> SiteData:
         from fedadc.sites.site_data import read_site_data  # not needed for training
@@ -130,10 +130,16 @@ class Site:
         return {split: len(samples[split]) for split in told}
 
     def _terms(self, run: SiteRun, request: Packet) -> Packet:
-        from fedadc.sites.schema import SiteAnswer, to_json
+        from fedadc.sites.schema import to_json
+
+        return Packet(versions(), body=to_json(self.told(run, bool(request.facts["label_counts"]))))
+
+    def told(self, run: SiteRun, label_counts: bool) -> SiteAnswer:
+        """What it says when it takes part; an error if it does not allow what the run needs."""
+        from fedadc.sites.schema import SiteAnswer
 
         samples, counts = run.joined.samples, None
-        if request.facts["label_counts"]:
+        if label_counts:
             require(
                 "label-counts" in self.settings.allows,
                 f"site {self.name} does not tell its label counts, which the selection needs; the site can allow it.",
@@ -145,9 +151,7 @@ class Site:
             f"site {self.name} does not tell the labels of its test samples, which evaluate.metrics needs; the site "
             "can allow label-counts.",
         )
-        data = checksum(to_safetensors(_tensors(samples)))
-        versions = {"fedadc": __version__, "torch": torch.__version__}
-        return Packet(versions, body=to_json(SiteAnswer(sizes, counts, data, run.agreement.fingerprint())))
+        return SiteAnswer(sizes, counts, checksum(to_safetensors(_tensors(samples))), run.agreement.fingerprint())
 
     def folder(self, run: str) -> Path:
         """Where it keeps what belongs to a run."""
@@ -203,16 +207,33 @@ class SiteRun:
         return agreement
 
     def train(self, request: Packet) -> Packet:
+        """Do a task. If its answer was lost, or took too long, it is asked for again: then it is sent again, as it was."""
         states = self.site.states(self.run)
-        own, tells_loss = self.joined.samples["train"], "loss" in self.site.settings.allows
-        client = Client(self.agreement, self.joined.number, own, states, tells_loss)
-        if self.site.config.communication.downlink.tracks:
-            state = self._followed(request)
-            answer = client.do(*state.wire.read_call(request.head, state))
-        else:
-            answer = client.answer(request.message)
+        state = self._followed(request) if self.site.config.communication.downlink.tracks else None
+        task = checksum(request.message if state is None else request.head + state.content())
+        answer = self._said(task, states)
+        if answer is None:
+            own, tells_loss = self.joined.samples["train"], "loss" in self.site.settings.allows
+            client = Client(self.agreement, self.joined.number, own, states, tells_loss)
+            wire = Wire(self.agreement)
+            read = wire.read_task(request.message) if state is None else state.wire.read_call(request.head, state)
+            answer = client.do(*read)
+            kept = read[0].round if read[0].round in states else 0
+            write_checked(self.folder, LAST_ANSWER, f"{task} {kept}\n".encode() + answer)
         states.forget(int(request.facts["oldest"]))
         return Packet.of(answer, {})
+
+    def _said(self, task: str, states: SiteStates) -> bytes | None:
+        """The answer to the last task, if it was this one and the state after it is there; None: it must be done."""
+        path = checked_files(self.folder).get(LAST_ANSWER)
+        if path is None:
+            return None
+        try:
+            facts, _, answer = read_checked(path).partition(b"\n")
+        except RunDamaged:
+            return None
+        known, kept = facts.decode().split()
+        return answer if known == task and (kept == "0" or int(kept) in states) else None
 
     def keep(self, request: Packet) -> Packet:
         """Keep theta and the server's vectors, which a downlink sends before they are needed."""

@@ -30,7 +30,7 @@ class TraceFile:
 
     def write(self) -> None:
         """Write the lines of all rounds that are recorded."""
-        lines = [self._line(record) for record in _records(self.run / METRICS)]
+        lines = [self._line(record) for record in records_in(self.run / METRICS)]
         write_file(self.run / TRACE, "".join(line.text() for line in lines).encode())
 
     def _line(self, record: Mapping[str, Any]) -> TraceLine:
@@ -44,7 +44,8 @@ class TraceFile:
         return TraceLine(record["round"], joined, *(named(key) for key in ("absent", "dropped", "skipped")))
 
 
-def _records(metrics: Path) -> Iterator[dict[str, Any]]:
-    for line in metrics.read_text(encoding="utf-8").splitlines(keepends=True):
+def records_in(metrics: Path) -> Iterator[dict[str, Any]]:
+    """The records of all rounds in a file; none without a file."""
+    for line in (metrics.read_text(encoding="utf-8") if metrics.is_file() else "").splitlines(keepends=True):
         if line.endswith("\n"):  # the last one may be incomplete
             yield json.loads(line)

@@ -102,9 +102,23 @@ def folder_lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"cannot write to {folder} ({error.strerror or error}).") from error
-    path = folder / LOCK
+    try:
+        with file_lock(folder / LOCK):
+            yield
+    except BusyError:
+        raise FedadcError(f"another process is writing to {folder}; wait for it or choose another `out`.") from None
+
+
+class BusyError(Exception):
+    """Another process has the lock."""
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Lock a file, which is there only as long as it is locked. The lock ends with the process, even if it is killed."""
     with ExitStack() as opened:
-        while not _lock(file := opened.enter_context(path.open("w")), folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not _lock(file := opened.enter_context(path.open("w")), path):
             pass  # the previous owner deleted the file after we opened and before we locked it
         try:
             yield
@@ -113,16 +127,16 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _lock(file: IO[str], folder: Path) -> bool:
+def _lock(file: IO[str], path: Path) -> bool:
     """Lock a file; return False if it has been deleted meanwhile."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FedadcError(f"another process is writing to {folder}; wait for it or choose another `out`.") from None
+        raise BusyError from None
     except (ImportError, OSError) as error:  # the operating system or the file system has no locks
-        log.warning("%s cannot be locked (%s); make sure that no other process writes to it", folder, error)
+        log.warning("%s cannot be locked (%s); make sure that no other process writes beside it", path, error)
         return True
     return bool(os.fstat(file.fileno()).st_nlink)
 

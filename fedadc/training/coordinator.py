@@ -106,6 +106,11 @@ class Coordinator:
             agreement.uplink.exact and (agreement.bound is None or not agreement.bound.clips),
             self.server.ensembles.resets,
         )
+        require(
+            agreement.bound is None or not method.tracked,
+            f"faults.max_norm bounds delta alone, but {type(method).__name__} also sends {', '.join(method.tracked)}; leave "
+            "max_norm out, or use another method.",
+        )
         method.check(setup)
         method.objective.check(setup)
         self.server.check_names(agreement.start)

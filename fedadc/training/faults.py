@@ -82,6 +82,8 @@ class NormBound:
     def bounded(self, upload: State) -> State | None:
         """An upload whose delta is not too large; None: it is left out. Norms are computed in float64."""
         delta = upload.get("delta")
+        others = [name for name in upload if name != "delta"]
+        require(not others, f"faults.max_norm bounds delta alone, but uploads also have {', '.join(others)}.")
         if delta is None:
             return upload
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
