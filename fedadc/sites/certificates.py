@@ -127,13 +127,14 @@ class Certificates:
 
     def days_left(self) -> float:
         """Days until the first of the two certificates expires; negative: it has expired."""
-        ends = [_read_certificate(path).not_valid_after_utc for path in (self.authority, self.server)]
-        return (min(ends) - datetime.now(UTC)) / timedelta(days=1)
+        return min(map(_days_left, (self.authority, self.server)))
 
     def warning(self) -> str | None:
         """A sentence if a certificate expires soon; an error if it has expired."""
         days = self.days_left()
         how = f"`fedadc federation certificates {self.folder} --renew` makes a new one"
+        if _days_left(self.authority) <= days:
+            how = "it is the authority's own: make certificates in another folder, and give its ca.crt to all sites"
         require(days > 0, f"the certificate in {self.folder} has expired {-days:.0f} days ago; {how}.")
         return f"the certificate in {self.folder} expires in {days:.0f} days; {how}." if days < WARN_DAYS else None
 
@@ -269,3 +270,7 @@ def _write_private(path: Path, content: bytes) -> None:
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     partial.replace(path)
+
+
+def _days_left(certificate: Path) -> float:
+    return (_read_certificate(certificate).not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)

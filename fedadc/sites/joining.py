@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from fedadc.config.build import build_agreement, complete
 from fedadc.config.settings import Config, FederationConfig

@@ -24,7 +24,7 @@ class SiteMembers(Members):
         connections: SiteConnections,
         admit: Callable[[], None],  # lets new sites join
         names: Callable[[], Sequence[str]],  # of all sites that have joined, by number
-        before: Callable[[], tuple[int, int]],  # the last round that is over, and how many clients had joined until then
+        before: Callable[[], tuple[int, int]],  # the last round, and how many clients had joined
     ) -> None:
         super().__init__(len(names()))
         self.connections, self._admit, self._names, self._before = connections, admit, names, before

@@ -24,7 +24,6 @@ from fedadc.errors import DataError, FedadcError, RunDamaged, explained, require
 from fedadc.personal.results import ResultRow
 from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS, METRICS, SITES
-from fedadc.runs.record import read_run
 from fedadc.runs.runner import RunResult, Watcher, original_config, train_plan
 from fedadc.sites.certificates import public_key_of
 from fedadc.sites.connections import SiteConnections, Transport

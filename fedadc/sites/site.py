@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from fedadc.sites.site_data import SiteData
 
 log = logging.getLogger("fedadc")
-JOINED, WEIGHTS, REPLICA, LAST_ANSWER, STATES = "joined", "weights", "replica", "answer", "states"  # files, and a folder
+JOINED, WEIGHTS, REPLICA, LAST_ANSWER, STATES = (
+    "joined",
+    "weights",
+    "replica",
+    "answer",
+    "states",
+)  # files, and a folder
 TERMS = "terms"  # name of a tensor that is a text
 
 

@@ -94,8 +94,10 @@ def attacked(attack: str, packet: Any, packet_of: Any, past: Path) -> Any:
         head = struct.pack("<Q", 2**62) + head[8:]
     elif attack == "deep header":
         head = struct.pack("<Q", 60000) + b'{"a":' * 12000
+    elif attack == "repeated":
+        body = bytes(int(os.environ["HOSTILE_BYTES"]))  # Flower sends equal parts once
     elif attack == "huge":
-        body = bytes(int(os.environ["HOSTILE_BYTES"]))
+        body = os.urandom(int(os.environ["HOSTILE_BYTES"]))
     return type(packet)(packet.facts, head, body)
 
 
