@@ -18,9 +18,7 @@ from fedadc.sites.packets import NEEDS_STATE, NOT_JOINED, PROBLEM, REFUSED, Kind
 from fedadc.sites.status import Activity
 
 WINDOW = 8  # answers that are fetched ahead of their turn where all are waited for
-BEFORE_RETRY = (
-    5.0  # seconds after which sites whose answers did not count are asked again, if nobody else is waited for
-)
+BEFORE_RETRY = 5.0  # seconds until sites whose answers did not count are asked again, if all others have answered
 LEAST = 0.2  # seconds in which a site may agree again, however little of a round is left
 
 
@@ -85,9 +83,7 @@ class Requests:
         self.waiting = [_Request(name, packet) for name, packet in requests]
         self.subject, self.whole, self.strict, self.usable = subject, whole, strict, usable
         self._came: dict[str, Packet] = {}  # answers whose turn has not come
-        self._bad: set[str] = (
-            set()
-        )  # sites whose answers do not count; they are asked again as long as there are retries
+        self._bad: set[str] = set()  # sites whose answers do not count; they are asked again while there are retries
         self._good: set[str] = set()  # sites whose answers count
         self._over = False  # no more answers are waited for
         self._tries = 0 if limits is None else limits.retries

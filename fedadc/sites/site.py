@@ -35,16 +35,12 @@ from fedadc.training.tracking import TrackedState, unbundled
 from fedadc.training.wire import Wire
 
 if TYPE_CHECKING:
+    from fedadc.sites.schema import SiteAnswer
     from fedadc.sites.site_data import SiteData
 
 log = logging.getLogger("fedadc")
-JOINED, WEIGHTS, REPLICA, LAST_ANSWER, STATES = (
-    "joined",
-    "weights",
-    "replica",
-    "answer",
-    "states",
-)  # files, and a folder
+# four files of a run, and a folder
+JOINED, WEIGHTS, REPLICA, LAST_ANSWER, STATES = "joined", "weights", "replica", "answer", "states"
 TERMS = "terms"  # name of a tensor that is a text
 
 
@@ -213,7 +209,7 @@ class SiteRun:
         return agreement
 
     def train(self, request: Packet) -> Packet:
-        """Do a task. If its answer was lost, or took too long, it is asked for again: then it is sent again, as it was."""
+        """Do a task. If its answer was lost, or took too long, the task comes again: then the answer is sent again."""
         states = self.site.states(self.run)
         state = self._followed(request) if self.site.config.communication.downlink.tracks else None
         task = checksum(request.message if state is None else request.head + state.content())

@@ -115,7 +115,7 @@ class BusyError(Exception):
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Lock a file, which is there only as long as it is locked. The lock ends with the process, even if it is killed."""
+    """Lock a file, which is there only while it is locked. The lock ends with the process, even if it is killed."""
     with ExitStack() as opened:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not _lock(file := opened.enter_context(path.open("w")), path):

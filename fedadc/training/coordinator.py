@@ -108,8 +108,8 @@ class Coordinator:
         )
         require(
             agreement.bound is None or not method.tracked,
-            f"faults.max_norm bounds delta alone, but {type(method).__name__} also sends {', '.join(method.tracked)}; leave "
-            "max_norm out, or use another method.",
+            f"faults.max_norm bounds delta alone, but {type(method).__name__} also sends {', '.join(method.tracked)}; "
+            "leave max_norm out, or use another method.",
         )
         method.check(setup)
         method.objective.check(setup)

@@ -161,7 +161,7 @@ def test_a_server_waits_until_an_earlier_one_has_ended(site_arrays: Path, monkey
     transport = Direct(sites_of(site_arrays, settings))
     with (
         file_lock(site_arrays / f"run-server{LOCK}"),
-        pytest.raises(FedadcError, match="another server is at work on .*run; end it"),
+        pytest.raises(FedadcError, match=r"another server is at work on .*run; end it"),
     ):
         serve(settings, transport, site_arrays / "run")
     assert not (site_arrays / "run-audit.jsonl").exists() and not (site_arrays / "run").exists()
