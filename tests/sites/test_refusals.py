@@ -205,7 +205,8 @@ def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
         trusted, mine = ["--root-certificates", str(tls.authority)], "--auth-supernode-private-key"
         parts.after_round(1)
         anna, mallory = attempts.node_of("anna"), attempts.node_of("mallory")
-        assert "disconnected without sending a response" in attempts.refused("plain", ["--insecure"])
+        plain = attempts.refused("plain", ["--insecure"])  # the server closes the connection, which the node sees in two ways
+        assert "disconnected without sending a response" in plain or "Connection reset by peer" in plain
         wrong = ["--root-certificates", str(other.authority), mine, str(tls.site_key("anna"))]
         assert "CERTIFICATE_VERIFY_FAILED" in attempts.refused("wrong-ca", wrong)
         unknown = attempts.refused("unknown-key", [*trusted, mine, str(other.site_key("eve"))])
