@@ -240,7 +240,8 @@ def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
         assert f"duplicate reply for reply_to_message_id {twice}" in " ".join(link_log.split())
         stranger = federation.start_program("impostor", "flower-supernode", options)
         audit = audit_file(federation.run)
-        eventually(lambda: "its key is not that of site anna (site-keys)" in audit.read_text(), 60)
+        refusal = "its key is not that of site anna (site-keys)"
+        eventually(lambda: refusal in audit.read_text(), 150)  # newcomers are asked after the round, which waits for mallory
         stranger.terminate()
         assert "unregistered successfully" in attempts.flwr("supernode", "unregister", str(mallory))
         assert parts.sites["mallory"].wait(timeout=60) is not None
