@@ -214,7 +214,7 @@ def reply_to(number: str, run: int, node: int) -> Any:
 
 def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
     """Behind TLS with keys of sites: strangers do not take part, and a new key takes the place of a revoked one."""
-    config = config_of(tmp_path, rounds=12, federation={"quorum": 0.5, "deadline": 60, "patience": 120})
+    config = config_of(tmp_path, rounds=12, federation={"quorum": 0.5, "deadline": 30, "patience": 120})
     with parts_of(config, tmp_path / "there", tls=True) as parts:
         attempts = Attempts(parts, tmp_path)
         tls, other, federation = attempts.tls, attempts.other, parts.federation
