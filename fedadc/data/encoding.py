@@ -13,7 +13,7 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,12 @@ class Column:
     center: float = 0.0
     spread: float = 1.0
     scaled: bool = False
+
+    def __post_init__(self) -> None:
+        wrong = f"column {self.name!r:.40} has constants or categories that cannot be"
+        require(isfinite(self.center) and 0 < self.spread < inf, f"{wrong}.", DataError)
+        distinct = self.categories is None or len(set(self.categories)) == len(self.categories) > 0
+        require(distinct, f"{wrong}.", DataError)
 
     @property
     def width(self) -> int:
@@ -91,6 +97,10 @@ class TableEncoding:
     client: str | None  # the name of the client column
     classes: tuple[str, ...]
     integers: bool  # whether the labels are integers: then +5 and 5 are one class
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        require(len(set(names)) == len(names), "two columns of an encoding have the same name.", DataError)
 
     @property
     def width(self) -> int:

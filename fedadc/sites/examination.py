@@ -18,6 +18,7 @@ from safetensors.torch import load
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError
+from fedadc.fields.plain import from_json, to_json
 from fedadc.sites.joining import (
     Terms,
     agreement_of,
@@ -30,7 +31,7 @@ from fedadc.sites.joining import (
 )
 from fedadc.sites.packets import Packet
 from fedadc.sites.requests import Limits, Requests
-from fedadc.sites.schema import SiteAnswer, SiteSummary, difference_of, from_json, to_json
+from fedadc.sites.schema import SiteAnswer, SiteSummary, difference_of
 from fedadc.system.files import write_file
 from fedadc.system.node_facts import NodeFacts
 from fedadc.system.user_code import Notes

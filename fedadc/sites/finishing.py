@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedadc.errors import require
+from fedadc.fields.plain import from_json
 from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.personalize import add_results
 from fedadc.personal.request import Request, summary_text
@@ -14,7 +15,7 @@ from fedadc.personal.run import GLOBAL, stores_models
 from fedadc.runs.layout import MODEL, PERSONAL
 from fedadc.runs.runner import RunResult
 from fedadc.sites.packets import Packet
-from fedadc.sites.schema import UNKNOWN, from_json
+from fedadc.sites.schema import UNKNOWN
 from fedadc.sites.server import SiteFederation
 from fedadc.sites.tuning import TunedCounts, request_of
 

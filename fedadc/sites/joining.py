@@ -12,22 +12,21 @@ from fedadc.config.build import build_agreement, complete
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Normalization
 from fedadc.data.roster import Roster
+from fedadc.data.schema import DataSchema
 from fedadc.engines.remote import NoAnswer
 from fedadc.errors import FedadcError, WorkersLost, require
+from fedadc.fields.plain import from_json, to_json
 from fedadc.models.build import read_weights
 from fedadc.sites.connections import NAME_ONLY, SiteConnections
 from fedadc.sites.packets import Fact, Packet, require_same_versions
 from fedadc.sites.requests import Limits, Requests, ask, share_of
 from fedadc.sites.schema import (
-    DataSchema,
     SiteAnswer,
     SiteSummary,
-    from_json,
     lonely_classes,
     merged_schema,
     mixed_columns,
     notes_about_tables,
-    to_json,
     with_names,
 )
 from fedadc.system.files import to_safetensors

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-
-from fedadc.data.dataset import DataSpec, Normalization
+from fedadc.data.dataset import Normalization
 from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, notes_about, refuse_stray_texts
+from fedadc.data.schema import DataSchema
 from fedadc.data.summaries import ColumnSummary, TableSummary, merge
-from fedadc.errors import DataError, FedadcError, one_line, require
+from fedadc.errors import DataError, require
 
-MAX_TEXT = 1 << 26  # bytes of a summary or a schema
 UNKNOWN = 0  # rows of a site that does not tell how many it has
 FEW_CATEGORIES = 20  # of a column; more than these must occur twice on average, or they may be names
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -43,21 +40,6 @@ class SiteSummary:
     rows: int  # of training
     arrays: ArraySummary | None = None
     table: TableSummary | None = None
-
-
-@dataclass(frozen=True)
-class DataSchema:
-    """What the server and all sites agree on about the data."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    classes: tuple[str, ...]
-    normalization: Normalization
-    encoding: TableEncoding | None = None
-
-    @property
-    def spec(self) -> DataSpec:
-        return DataSpec(self.shape, getattr(torch, self.dtype), self.classes, self.normalization)
 
 
 @dataclass(frozen=True)
@@ -194,28 +176,3 @@ def with_names(schema: DataSchema, label: str, client: str | None) -> DataSchema
     if schema.encoding is None:
         return schema
     return replace(schema, encoding=replace(schema.encoding, label=label, client=client))
-
-
-def _adapter(cls: type) -> Any:
-    from pydantic import TypeAdapter  # takes long to import
-
-    return TypeAdapter(cls)
-
-
-def to_json(value: Any) -> bytes:
-    """A summary or a schema as text; equal values give equal bytes."""
-    text: bytes = _adapter(type(value)).dump_json(value)
-    return text
-
-
-def from_json(cls: type[Value], text: bytes, source: str) -> Value:
-    """The value in a text from elsewhere; `source` names it in messages."""
-    require(len(text) <= MAX_TEXT, f"{source} sent {len(text):,} bytes; at most {MAX_TEXT:,} are read.", DataError)
-    try:
-        value: Value = _adapter(cls).validate_json(text, strict=False)
-    except (ValueError, RecursionError) as error:
-        errors: Any = getattr(error, "errors", list)()  # pydantic's
-        place = ".".join(map(str, errors[0]["loc"])) if errors else ""
-        reason = f"{place}: {errors[0]['msg']}" if errors else one_line(error)
-        raise FedadcError(f"{source} sent what cannot be read ({reason:.160}).") from None
-    return value

@@ -18,6 +18,7 @@ from fedadc.engines.remote import NoAnswer, Remote
 from fedadc.errors import FedadcError, WorkersLost
 from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
+from fedadc.fields.plain import to_json
 from fedadc.models.vectors import State, Vector
 from fedadc.server_half import ServerHalf
 from fedadc.sites.connections import SiteConnections
@@ -28,7 +29,6 @@ from fedadc.sites.journal import Event
 from fedadc.sites.membership import SiteMembers
 from fedadc.sites.packets import Fact, Kind, Lost, Packet
 from fedadc.sites.requests import Limits, Requests, share_of
-from fedadc.sites.schema import to_json
 from fedadc.sites.status import DOING
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors

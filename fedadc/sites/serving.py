@@ -20,7 +20,9 @@ from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
 from fedadc.data.loaders.arrays import samples_like
 from fedadc.data.loaders.npz import pair_in, read_npz
+from fedadc.data.schema import DataSchema
 from fedadc.errors import DataError, FedadcError, RunDamaged, explained, require
+from fedadc.fields.plain import from_json, to_json
 from fedadc.personal.results import ResultRow
 from fedadc.runs.environment import read_facts
 from fedadc.runs.layout import CHECKPOINTS, METRICS, SITES
@@ -33,7 +35,6 @@ from fedadc.sites.joining import Terms, join, join_again
 from fedadc.sites.journal import AuditFile, Journal, Line, LogFile, audit_file, log_file
 from fedadc.sites.progress import ProgressNotes
 from fedadc.sites.prometheus import MetricsServer
-from fedadc.sites.schema import DataSchema, from_json, to_json
 from fedadc.sites.server import HELD_OUT, SiteFederation
 from fedadc.sites.status import Status, StatusFile, read_status, status_file
 from fedadc.sites.trace_file import TraceFile, records_in

@@ -103,7 +103,8 @@ class Site:
         return read_site_data(self.settings.data_path, self.name, self.config, bool(request.facts["holds_out"]))
 
     def describe(self, request: Packet) -> Packet:
-        from fedadc.sites.schema import permitted, to_json
+        from fedadc.fields.plain import to_json
+        from fedadc.sites.schema import permitted
 
         summary = self._data(request).summary(json.loads(str(request.facts["as_text"])))
         return Packet(body=to_json(permitted(summary, self.settings.allows)))
@@ -119,7 +120,8 @@ class Site:
 
     def joined(self, request: Packet) -> Joined:
         """What it would keep of a run."""
-        from fedadc.sites.schema import DataSchema, from_json
+        from fedadc.data.schema import DataSchema
+        from fedadc.fields.plain import from_json
 
         facts, schema = request.facts, from_json(DataSchema, request.body, "the server")
         samples = self._data(request).samples(schema)
@@ -132,7 +134,7 @@ class Site:
         return {split: len(samples[split]) for split in told}
 
     def _terms(self, run: SiteRun, request: Packet) -> Packet:
-        from fedadc.sites.schema import to_json
+        from fedadc.fields.plain import to_json
 
         return Packet(versions(), body=to_json(self.told(run, bool(request.facts["label_counts"]))))
 

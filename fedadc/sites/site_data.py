@@ -22,10 +22,11 @@ from fedadc.data.loaders.arrays import Pair, checked_inputs, checked_labels, def
 from fedadc.data.loaders.csv import Table, read_table
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
+from fedadc.data.schema import DataSchema
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
 from fedadc.errors import DataError, FedadcError, one_line, require
 from fedadc.sites.node import file_of
-from fedadc.sites.schema import ArraySummary, DataSchema, SiteSummary
+from fedadc.sites.schema import ArraySummary, SiteSummary
 
 SPLITS = ("train", "validation", "test")
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
+from fedadc.fields.plain import to_json
 from fedadc.models.build import read_weights
 from fedadc.personal.calibrate import ClientTuner, Models, tuned_part
 from fedadc.personal.folder import PersonalFolder
@@ -15,7 +16,6 @@ from fedadc.personal.request import Request, summary_text
 from fedadc.personal.run import GLOBAL, stores_models
 from fedadc.runs.layout import MODEL, PERSONAL, PERSONAL_SUMMARY
 from fedadc.sites.packets import Packet
-from fedadc.sites.schema import to_json
 from fedadc.sites.site import SiteRun
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import write_file

@@ -15,11 +15,11 @@ import pytest
 from direct_sites import CLIENTS, Direct, config_of, sites_of
 from family import linux
 from fedadc.errors import FedadcError
+from fedadc.fields.plain import from_json, to_json
 from fedadc.sites.doctor import Link, examine_federation
 from fedadc.sites.examination import Examination, SiteCheck
 from fedadc.sites.node import NodeSettings
 from fedadc.sites.packets import Kind, Packet
-from fedadc.sites.schema import from_json, to_json
 from fedadc.sites.serving import examined
 from fedadc.sites.site import Site
 from federations import config_of as federation_config

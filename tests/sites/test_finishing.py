@@ -12,11 +12,11 @@ import torch
 
 from direct_sites import CLIENTS, Direct, config_of, sites_of
 from fedadc.errors import FedadcError
+from fedadc.fields.plain import to_json
 from fedadc.personal import personal_state_dict, personalize
 from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.sites.packets import Kind, Packet
-from fedadc.sites.schema import to_json
 from fedadc.sites.serving import serve
 from fedadc.sites.tuning import TunedCounts
 

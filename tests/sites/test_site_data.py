@@ -12,16 +12,11 @@ import torch
 
 from fedadc.config.build import load_data
 from fedadc.data.dataset import Dataset
+from fedadc.data.schema import DataSchema
 from fedadc.errors import FedadcError
+from fedadc.fields.plain import from_json, to_json
 from fedadc.runs.record import load_config
-from fedadc.sites.schema import (
-    DataSchema,
-    SiteSummary,
-    from_json,
-    merged_schema,
-    mixed_columns,
-    to_json,
-)
+from fedadc.sites.schema import SiteSummary, merged_schema, mixed_columns
 from fedadc.sites.site_data import SiteData, read_site_data
 
 HOSPITALS = ("zurich", "bern", "10", "9")

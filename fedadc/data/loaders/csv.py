@@ -171,7 +171,7 @@ def csv_like(path: Path, like: Dataset) -> Dataset:
     """A data set from a CSV file, with the columns and classes of an existing one."""
     encoding = like.encoding
     assert encoding is not None
-    values = _read(path)
+    values = read_columns(path)
     used = tuple(column.name for column in encoding.columns)
     missing = [name for name in (encoding.label, *used) if name not in values]
     require(not missing, f"{path} lacks the column {', '.join(missing)}.", DataError)
@@ -184,7 +184,7 @@ def read_table(
     path: Path, label: str, client: str | None, drop: Sequence[str] | None, scale: Mapping[str, Sequence[float]] | None
 ) -> Table:
     """The table in a file, with these columns."""
-    values = _read(path)
+    values = read_columns(path)
     for name in filter(None, [label, client, *(drop or []), *(scale or {})]):
         if name not in values and len(values) == 1:
             raise DataError(f"{path} has only one column, {[*values]}; separate columns by commas.")
@@ -195,7 +195,7 @@ def read_table(
     return Table(path, values, label, client, used)
 
 
-def _read(path: Path) -> dict[str, list[str]]:
+def read_columns(path: Path) -> dict[str, list[str]]:
     """The values of every column, by name."""
     require_file(path, "data")
     try:
