@@ -28,6 +28,7 @@ from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
 from fedadc.errors import DataError, FedadcError, article, one_line, require
+from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.methods import FedAvg, Method
 from fedadc.objectives import CrossEntropy, Objective
@@ -157,6 +158,8 @@ class Federation(ServerHalf):
         splits = {name: samples for name, samples in self.data.splits().items() if name != "train"}
         agreement = self.agreement
         self.counter = MetricCounter(self.model, splits, agreement.inputs, agreement.classes, self.evaluation)
+        if FAIRNESS in self.evaluation.metrics:
+            self.counter = replace(self.counter, owners=self._owners_of_held_out())
         self.simulated = SimulatedClients(agreement, self.data.train, self.clients)
         self.engine: Engine = InProcess(self.simulated, self.counter)
         if shared is not None:
@@ -168,6 +171,29 @@ class Federation(ServerHalf):
 
             self.engine = RayEngine(agreement, self.counter, self.data, self.clients, cluster)
             self.slow_start = "" if cluster.address else "starting a Ray cluster on this machine"
+
+    def _owners_of_held_out(self) -> dict[str, Array]:
+        """The number of the client of every held-out row, where the rows name their clients; -1: it does not train."""
+        splits = [name for name in self.counter.splits if self.names_owners(name)]
+        require(
+            self.method.federated or self.method.personalized,
+            f"evaluate.metrics: fairness does not apply to {type(self.method).__name__}, which judges every client's "
+            "model on the rows of all clients.",
+        )
+        require(
+            bool(splits),
+            "evaluate.metrics: fairness needs held-out rows that belong to clients, but "
+            + (
+                f"data {self.data.name} does not say whose they are."
+                if self.counter.splits
+                else "no rows are held out."
+            ),
+        )
+        return {name: owner_of_rows(self._local_shares[name], len(self.counter.splits[name])) for name in splits}
+
+    def names_owners(self, split: str) -> bool:
+        """Whether the rows of a held-out split name their clients, which are those of this federation."""
+        return self._natural and getattr(self.data, f"{split}_owners") is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -199,14 +225,17 @@ class Federation(ServerHalf):
         require("test" in self._local_shares, f"data {self.data.name} has no test samples to share out.")
         return self._local_shares["test"]
 
+    def shares_of(self, split: str) -> Clients:
+        """Each client's share of a split: the samples that name it, or else in proportion to its labels."""
+        return self._local_shares[split]
+
     @cached_property
     def _local_shares(self) -> dict[str, Clients]:
         """Each client's share of every split except training."""
         counts, shares = self._label_counts(), {}
         for name, samples in self.counter.splits.items():
-            owners = getattr(self.data, f"{name}_owners")
-            if self._natural and owners is not None:
-                shares[name] = shares_by_name(owners, self.client_names)
+            if self.names_owners(name):
+                shares[name] = shares_by_name(getattr(self.data, f"{name}_owners"), self.client_names)
                 continue
             rng = generator(self._data_seed, f"local {name} shares")
             shares[name] = local_shares(samples.y.numpy(), counts, rng)

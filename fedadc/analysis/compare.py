@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedadc.errors import FedadcError, require, unknown
+from fedadc.evaluation.fairness import FAIRNESS_METRICS
 from fedadc.methods import PAIRS
 from fedadc.runs.record import RecordedRun
 
@@ -244,7 +245,7 @@ def _first_round(run: RecordedRun, metric: str, target: float) -> int | None:
 
 
 def higher_is_better(metric: str) -> bool:
-    return not metric.endswith(("loss", "drift_distance", "drift_spread"))
+    return not metric.endswith(("loss", "drift_distance", "drift_spread", "accuracy_spread"))
 
 
 def _near(best: float, higher: bool) -> float:
@@ -295,7 +296,7 @@ def unit_of(x: str, values: Sequence[float]) -> tuple[str, float]:
 
 def is_share(metric: str) -> bool:
     """True if the metric is a share between 0 and 1, which is shown in percent."""
-    return metric.endswith(("accuracy", "top5", "macro_f1"))
+    return metric.endswith(("accuracy", "top5", "macro_f1", *FAIRNESS_METRICS))
 
 
 def human_bytes(count: float) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedadc.data.dataset import Clients
 from fedadc.errors import FedadcError, require
+from fedadc.evaluation.fairness import FAIRNESS_METRICS
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.methods.base import Method
 from fedadc.models.vectors import Vector, state_of, vector_like
@@ -91,7 +92,8 @@ class Evaluator:
         for client in state.clients.values():
             total.append((1, self.of_model(self.method.personal(state.theta, client))))
         weights = [weight for weight, _ in total]
-        return {key: _mean(weights, [metrics[key] for _, metrics in total]) for key in total[0][1]}
+        keys = [key for key in total[0][1] if not key.endswith(FAIRNESS_METRICS)]  # `of_clients` has those
+        return {key: _mean(weights, [metrics[key] for _, metrics in total]) for key in keys}
 
     def of_model(self, theta: Tensor) -> Metrics:
         return self._named(self.count(theta, self.counter.batches()))

@@ -5,8 +5,8 @@ So no figure depends on which process counted, or on how many there were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Array, Samples
 from fedadc.errors import require, unknown
+from fedadc.evaluation.fairness import FAIRNESS, client_counts, fairness_of_counts
 from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.rng import torch_seeded
@@ -30,7 +31,7 @@ class Evaluation(Settings):
 
     every: int = 1  # rounds
     last: int = 1  # so many rounds at the end are all evaluated, whatever `every` is
-    metrics: tuple[str, ...] = ()  # in addition to accuracy and loss: top5, macro_f1, per_class
+    metrics: tuple[str, ...] = ()  # in addition to accuracy and loss: top5, macro_f1, per_class, fairness
     batch_size: int = 500
     overlap: bool = False  # evaluate on idle workers during the next round; records are written one round later
     drift: bool = False  # measure in every round how far the clients drift from the global model and from each other
@@ -41,8 +42,8 @@ class Evaluation(Settings):
         require(self.last >= 1, f"last must be at least 1, not {self.last}.")
         require(self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}.")
         for name in self.metrics:
-            if name not in EXTRA_METRICS:
-                raise unknown("metrics: metric", name, EXTRA_METRICS)
+            if name not in (*EXTRA_METRICS, FAIRNESS):
+                raise unknown("metrics: metric", name, (*EXTRA_METRICS, FAIRNESS))
 
     @property
     def by_class(self) -> bool:
@@ -74,6 +75,7 @@ class BatchCounts:
     loss: float  # sum over the samples
     top5: int
     confusion: Array  # int64 [true, predicted]
+    by_client: Array | None = None  # int64 [clients, 3]: client, samples, right predictions; None: not counted
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class MetricCounter:
     inputs: Inputs
     classes: int
     evaluation: Evaluation
+    owners: Mapping[str, Array] = field(default_factory=dict)  # split -> the client of every sample, for fairness
 
     def batches(self) -> list[EvaluationBatch]:
         size = self.evaluation.batch_size
@@ -97,14 +100,26 @@ class MetricCounter:
     def count(self, theta: Tensor, batch: EvaluationBatch, order: Array | None = None) -> BatchCounts:
         """Count on one batch of a split, or of its samples in another order."""
         chosen = np.arange(batch.start, batch.stop) if order is None else order[batch.start : batch.stop]
+        logits, y = self.outputs(theta, batch, chosen)
+        counts = self.counted(batch.split, logits, y)
+        if FAIRNESS not in self.evaluation.metrics or batch.split not in self.owners:
+            return counts
+        right = (logits.argmax(dim=1) == y).cpu().numpy()
+        return replace(counts, by_client=client_counts(self.owners[batch.split][chosen], right))
+
+    def outputs(self, theta: Tensor, batch: EvaluationBatch, chosen: Array) -> tuple[Tensor, Tensor]:
+        """What the model says about the chosen samples of a split, which are those of a batch, and their labels."""
         x, y = self.inputs.gather(self.splits[batch.split], chosen)
         with torch_seeded(0, "evaluation", client=batch.start):  # for a model that is random even in evaluation mode
-            logits = self.model.predict(theta, x)
+            return self.model.predict(theta, x), y
+
+    def counted(self, split: str, logits: Tensor, y: Tensor) -> BatchCounts:
+        """The counts of samples with these outputs and labels."""
         loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
         pairs = (y * self.classes + logits.argmax(dim=1)).cpu().numpy()
         confusion = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
         best = logits.topk(min(5, self.classes), dim=1).indices
-        return BatchCounts(batch.split, loss, int((best == y[:, None]).any(dim=1).sum()), confusion)
+        return BatchCounts(split, loss, int((best == y[:, None]).any(dim=1).sum()), confusion)
 
     def metrics(self, counts: Iterable[BatchCounts]) -> dict[str, Metrics]:
         """Accuracy and cross-entropy per split, and the other metrics asked for; counts are added in order."""
@@ -126,6 +141,8 @@ class MetricCounter:
         if "per_class" in wanted:
             totals = confusion.sum(axis=1)
             metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
+        if FAIRNESS in wanted:
+            metrics |= fairness_of_counts(c.by_client for c in counts if c.by_client is not None)
         return metrics
 
     def __call__(self, theta: Tensor) -> dict[str, Metrics]:

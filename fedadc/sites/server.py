@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,9 @@ from fedadc.config.build import build_coordinator, complete
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
 from fedadc.engines.remote import NoAnswer, Remote
-from fedadc.errors import FedadcError, WorkersLost
+from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.evaluation.evaluator import Evaluator
+from fedadc.evaluation.fairness import FAIRNESS
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.fields.plain import to_json
 from fedadc.models.vectors import State, Vector
@@ -203,7 +205,9 @@ class SiteEngine:
                     found[k] = from_tensors(answer.body, sizes, classes, name)
         assert isinstance(self.counter, SiteCounter)
         for batch in (batch for batch in batches if batch.start in found):
-            yield replace(found[batch.start][batch.split.removeprefix(self.counter.prefix)], split=batch.split)
+            counts = found[batch.start][batch.split.removeprefix(self.counter.prefix)]
+            right, samples = int(np.trace(counts.confusion)), int(counts.confusion.sum())
+            yield replace(counts, split=batch.split, by_client=np.array([[batch.start, samples, right]]))
 
     def take_events(self) -> tuple[str, ...]:
         return self.connections.journal.events.take()
@@ -272,12 +276,16 @@ class SiteFederation(ServerHalf):
         """Counts on the samples that the server has, and lets the sites count on theirs, if they hold out some."""
         inputs, classes = self.agreement.inputs, self.agreement.classes
         if not terms.holds_out:
+            require(
+                FAIRNESS not in self.evaluation.metrics,
+                "evaluate.metrics: fairness needs sites that hold out rows; the server's own belong to no site.",
+            )
             return MetricCounter(self.model, dict(held), inputs, classes, self.evaluation)
         prefix = "site_" if held else ""
         empty = Samples(self.agreement.example[:0].cpu(), torch.zeros(0, dtype=torch.int64))
         splits = {**held, **dict.fromkeys(_held_at_sites(terms, prefix), empty)}
         at_sites = lambda: _held_at_sites(self.terms, prefix)  # noqa: E731
-        return SiteCounter(self.model, splits, inputs, classes, self.evaluation, at_sites, prefix)
+        return SiteCounter(self.model, splits, inputs, classes, self.evaluation, held_now=at_sites, prefix=prefix)
 
     @property
     def evaluator(self) -> Evaluator:

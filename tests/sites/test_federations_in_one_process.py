@@ -193,3 +193,16 @@ def test_a_site_that_starts_again_before_its_old_node_is_gone(site_arrays: Path)
     results += rounds
     assert any("site carl has started again" in event for result in results for event in result.events)
     assert torch.equal(here.state.theta, results[-1].state.theta)
+
+
+def test_fairness_over_sites_is_that_of_the_simulation(site_arrays: Path) -> None:
+    config = config_of(site_arrays, method="ditto", evaluate={"metrics": ["fairness"], "batch_size": 5})
+    here = list(prepare(config).federation.rounds(config.rounds))[-1].metrics
+    there = list(federation_of(site_arrays, config)[0].rounds(config.rounds))[-1].metrics
+    found = {name: value for name, value in there.items() if "_accuracy_" in name}
+    assert len(found) == 8 and found == {name: here[name] for name in found}
+    served = config_of(site_arrays, evaluate=config.tree()["evaluate"],
+                       federation={"sites": list(CLIENTS), "evaluate": "server"})  # fmt: skip
+    np.savez(site_arrays / "held.npz", x_test=np.ones((8, 6)), y_test=np.arange(8) % 4)
+    with pytest.raises(FedadcError, match="fairness needs sites that hold out rows"):
+        serve(served, Direct(sites_of(site_arrays, served)), site_arrays / "run", site_arrays / "held.npz")
