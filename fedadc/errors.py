@@ -120,6 +120,13 @@ def require_file(path: Path, what: str, kind: type[FedadcError] = DataError) -> 
         raise kind_of_failure(error, kind)(f"{what}: {path} cannot be read ({error.strerror}).") from error
 
 
+def spelled(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that `name` is, whatever its case; `name` itself if it is none of them, or more than one."""
+    known = list(names)
+    alike = [name] if name in known else [other for other in known if other.casefold() == name.casefold()]
+    return alike[0] if len(alike) == 1 else name
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> FedadcError:
     """An error for a name that does not exist. It suggests the most similar existing name, or lists all names."""
     names = sorted(choices)
@@ -132,6 +139,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> FedadcError:
 def _similar(name: str, names: list[str]) -> list[str]:
     """The names that differ little from `name`, or only in the order of letters; else the one that begins with it."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    close += difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
     close += [other for other in names if sorted(other) == sorted(name)]
     longer = [other for other in names if other.startswith(name)]
     return close or (longer if len(longer) == 1 else [])

@@ -99,14 +99,14 @@ class Federation(ServerHalf):
         data_seed: int | None = None,  # of the partition and the held-out shares; None: `seed`
         device: str | torch.device = "cpu",
         channels_last: bool | None = None,  # memory format of images; None: the faster one
+        head: str | None = None,  # the layer of `model` whose output is the logits; None: its `head`, if it has `embed`
         workers: int | str = 0,  # processes that train clients, or "auto"; 0: this process
         engine: RayCluster | str | None = None,  # "ray" or a RayCluster trains the clients; None: this machine
     ) -> None:
         _require_types(
             model=model, data=data, local=local, clients=clients, partition=partition, selection=selection, clock=clock,
             augment=augment, evaluate=evaluate, storage=storage, faults=faults, ensembles=ensembles, seed=seed,
-            communication=communication, data_seed=data_seed,
-        )  # fmt: skip
+            communication=communication, data_seed=data_seed, head=head)  # fmt: skip
         self.seed, self._data_seed = seed, seed if data_seed is None else data_seed
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         trace = None if faults is None or faults.trace is None else Trace.read(Path(faults.trace))
@@ -116,7 +116,7 @@ class Federation(ServerHalf):
         self.agreement = agree(
             model, self.data.spec, server, work=local or LocalWork(), augment=augment or Augment(), uplink=links.uplink,
             seed=seed, channels_last=channels_last, device=resolve_device(str(device)), samples=self.data.train,
-            drift=self.evaluation.drift, bound=NormBound.of(faults or Faults()),
+            drift=self.evaluation.drift, bound=NormBound.of(faults or Faults()), head=head,
         )  # fmt: skip
         self.coordinator = Coordinator(
             self.agreement, self._roster(), cohort=cohort, selection=selection, weighting=weighting, faults=faults,
@@ -298,6 +298,7 @@ ARGUMENT_TYPES: dict[str, type] = {
     "clock": Clock,
     "seed": int,
     "data_seed": int,
+    "head": str,
 }
 
 

@@ -24,7 +24,7 @@ from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
 from fedadc.federation import Federation, with_objective
 from fedadc.models import MODELS
-from fedadc.models.build import construct, read_weights
+from fedadc.models.build import construct, read_weights, require_maker
 from fedadc.partitions import default_partition
 from fedadc.schedules import Constant
 from fedadc.server_half import ServerHalf
@@ -94,6 +94,7 @@ def prepare(
             data_seed=config.data.seed,
             device=device,
             channels_last=model.channels_last,
+            head=model.head,
             workers=workers,
             engine=None if cluster is None else replace(cluster, load=_loader(asked, data_dir)),
         )
@@ -137,14 +138,16 @@ def _loader(config: Config, data_dir: str | Path | None) -> DataOnDisk | None:
 def build_module(config: Config, spec: DataSpec) -> tuple[ModelConfig, torch.nn.Module]:
     """The module of a config for data of this kind, and its settings with all defaults filled in."""
     model = config.model
-    cls = config.schema.lookup("model", model.name, MODELS, torch.nn.Module)
-    hints = hints_of(cls.__init__)
+    maker = config.schema.lookup("model", model.name, MODELS)
+    require_maker(maker, model.name)
+    hints = hints_of(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
     options = {k: leaf(hints[k], v, f"model.{k}") if k in hints else v for k, v in model.options.items()}
-    default_init: Init = getattr(cls, "preferred_init", "default")
+    default_init: Init = getattr(maker, "preferred_init", "default")
     init = model.init or default_init
     seed = config.seed if model.seed is None else model.seed
-    module = construct(cls, options, spec.input_shape, len(spec.classes), seed, init)
-    return replace(model, init=init, options=_with_defaults(inspect.signature(cls).parameters, model.options)), module
+    module = construct(maker, options, spec.input_shape, len(spec.classes), seed, init)
+    options = _with_defaults(inspect.signature(maker).parameters, model.options)
+    return replace(model, init=init, options=options), module
 
 
 def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = None, device: str = "cpu") -> Agreement:
@@ -164,6 +167,7 @@ def build_agreement(config: Config, spec: DataSpec, samples: Samples | None = No
             samples=samples,
             drift=config.evaluate.drift,
             bound=NormBound.of(config.faults),
+            head=model.head,
         )
     _load_weights(config, agreement)
     return agreement
@@ -207,6 +211,7 @@ def words_of_the_config(config: Config) -> Iterator[None]:
         "selection": "cohort.selection",
         "weighting": "cohort.weighting",
         "channels_last": "model.channels_last",
+        "head": "model.head",
     }
     try:
         yield

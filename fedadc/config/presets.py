@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedadc.config.yaml import overlay
-from fedadc.errors import unknown
+from fedadc.errors import spelled, unknown
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ PRESETS: dict[str, Preset] = {
 
 def apply_preset(tree: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """The config tree with the settings of a preset merged over it."""
+    preset = spelled(preset, PRESETS)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     return overlay(tree, PRESETS[preset].tree)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from fedadc.errors import FedadcError, one_line, require, unknown
+from fedadc.errors import FedadcError, one_line, require, spelled, unknown
 from fedadc.fields.values import accepts_none, hints_of, leaf, without_none
 from fedadc.fields.values import show as _show
 from fedadc.system.plugins import load_plugin, plugin_name, plugin_names
@@ -85,6 +85,7 @@ class Schema:
     def lookup(self, where: str, name: Any, table: Mapping[str, Any], base: type | None = None) -> Any:
         """Find an entry of a table by its name, or a plugin, or a user-defined object by `module:Name`."""
         require(isinstance(name, str), f"{where}.name must be a string, not {_show(name)}.")
+        name = known_name(where, name, table)
         if name in table:
             return table[name]
         found = self.code.load(name, where) if ":" in name else load_plugin(where, name)
@@ -136,6 +137,11 @@ def name_in(table: Mapping[str, Any], cls: type) -> str:
     """The name of a class in a config: that of the table or of a plugin, else `module:Class`."""
     names = [name for name, entry in table.items() if entry is cls]
     return names[0] if names else plugin_name(cls) or f"{cls.__module__}:{cls.__qualname__}"
+
+
+def known_name(where: str, name: str, table: Mapping[str, Any]) -> str:
+    """The name of an entry of a table or of a plugin as it is written there, whatever its case here."""
+    return name if name in table or ":" in name else spelled(name, [*table, *plugin_names(where)])
 
 
 def _is_required(f: dataclasses.Field[Any]) -> bool:

@@ -15,14 +15,16 @@ from fedadc.communication.downlinks import DOWNLINKS, Downlink
 from fedadc.communication.network import Communication
 from fedadc.communication.uplinks import UPLINKS, Uplink
 from fedadc.config.presets import apply_preset
-from fedadc.config.schema import Schema, Tables, name_in
+from fedadc.config.schema import Schema, Tables, known_name, name_in
 from fedadc.config.yaml import override
+from fedadc.data import DATASETS
 from fedadc.data.batches import Augment
-from fedadc.errors import FedadcError, one_line, require
+from fedadc.errors import FedadcError, one_line, require, spelled
 from fedadc.evaluation.metrics import Evaluation
 from fedadc.fields.settings import Settings
 from fedadc.fields.summary import field_summary, summary
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
+from fedadc.models import MODELS
 from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import PARTITIONS, Partition
 from fedadc.schedules import SCHEDULES, Schedule
@@ -81,12 +83,17 @@ class DataConfig(Settings):
 
     __repr__ = field_summary
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "name", known_name("data", self.name, {**DATASETS, AT_SITES: None}))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
     """The model and its initial weights."""
 
-    name: str  # a name of `fedadc list models`, or module:Class
+    name: str  # a name of `fedadc list models`, or module:Name of a class or function that makes a torch module
+    head: str | None = None  # the layer whose output is the logits; None: the module's `head`, if it has one
     seed: int | None = None  # for the initial weights; None: the run's seed
     init: Init | None = None  # None: the model's preferred initialization
     weights: str | None = None  # a safetensors file to start from
@@ -94,6 +101,10 @@ class ModelConfig(Settings):
     options: dict[str, Any] = field(default_factory=dict, metadata={"rest": True})  # arguments of the constructor
 
     __repr__ = field_summary
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "name", known_name("model", self.name, MODELS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +271,8 @@ def parse_config(
         tree = apply_preset(tree, preset)
     for change in overrides:
         tree = override(tree, change)
-        pair = change.startswith("method") and str(_node(tree, "method").get("name")) in PAIRS
-        if pair and _node(tree, "objective").get("name") == "cross_entropy":
+        pair = change.startswith("method") and spelled(str(_node(tree, "method").get("name")), PAIRS) in PAIRS
+        if pair and spelled(str(_node(tree, "objective").get("name")), OBJECTIVES) == "cross_entropy":
             del tree["objective"]  # the objective of the pair replaces the default loss in the file
     require_no_study(tree, source, "experiment", "sweep")
     tree = {key: value for key, value in tree.items() if key not in without}
@@ -307,12 +318,12 @@ def _nodes(value: Any) -> Iterator[Any]:
 def _expand_pairs(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the short name of a pair, such as `method: fedadc+`, by its method and objective."""
     method, objective = _node(tree, "method"), _node(tree, "objective")
-    pair = method.get("name")
-    if not isinstance(pair, str) or pair not in PAIRS:
+    pair = spelled(str(method.get("name")), PAIRS)
+    if pair not in PAIRS:
         return dict(tree)
     method_name, objective_name = PAIRS[pair]
     require(
-        objective.get("name", objective_name) == objective_name,
+        spelled(str(objective.get("name", objective_name)), OBJECTIVES) == objective_name,
         f"method {pair} includes objective {objective_name}; remove objective {objective.get('name')}, or set method: "
         f"{method_name} to keep it.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,19 +17,28 @@ INITS = ("default", "kaiming")
 WEIGHT_TYPES = frozenset(  # accepted in a weights file: types of parameters, and of buffers that count or mask
     [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 )
-COMMON_SETTINGS = ("name", "seed", "init", "weights", "channels_last")  # every model has them
+COMMON_SETTINGS = ("name", "head", "seed", "init", "weights", "channels_last")  # every model has them
+
+
+def require_maker(maker: object, name: str) -> None:
+    """Refuse what is neither a class of torch modules nor a function."""
+    right = issubclass(maker, nn.Module) and maker is not nn.Module if isinstance(maker, type) else callable(maker)
+    require(
+        right,
+        f"model.name: {name} is not a class derived from Module, nor a function that returns a torch module.",
+    )
 
 
 def construct(
-    cls: type[nn.Module],
+    maker: Callable[..., nn.Module],
     options: Mapping[str, Any],
     input_shape: tuple[int, ...],
     classes: int,
     seed: int,
     init: str = "default",
 ) -> nn.Module:
-    """Build a module; `input_shape` and `classes` are passed if the constructor has parameters of these names."""
-    parameters = inspect.signature(cls).parameters
+    """Build a module with its class or a function; `input_shape` and `classes` are passed if it has such parameters."""
+    parameters, name = inspect.signature(maker).parameters, getattr(maker, "__name__", "the model")
     from_data = {"input_shape": input_shape, "classes": classes}
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in options:
@@ -39,15 +48,17 @@ def construct(
     arguments = dict(options) | {k: v for k, v in from_data.items() if k in parameters}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     missing = [n for n, p in parameters.items() if p.default is p.empty and p.kind in named and n not in arguments]
-    require(not missing, f"model: {cls.__name__} needs {', '.join(missing)}; add it to the model settings.")
+    require(not missing, f"model: {name} needs {', '.join(missing)}; add it to the model settings.")
     with torch_seeded(seed, "model"):
         try:
-            module = cls(**arguments)
+            module = maker(**arguments)
         except FedadcError:
             raise
         except Exception as error:  # user code may raise anything, and torch refuses some sizes
             shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-            raise FedadcError(f"model: {cls.__name__}({shown}) failed: {one_line(error)}.") from error
+            raise FedadcError(f"model: {name}({shown}) failed: {one_line(error)}.") from error
+        made = type(module).__name__
+        require(isinstance(module, nn.Module), f"model: {name} must return a torch module, not a value of type {made}.")
         initialize(module, init)
     return module
 

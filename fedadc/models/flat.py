@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedadc.errors import FedadcError, require
 from fedadc.models.dense import Dense, Values, dense_layers
+from fedadc.models.parts import input_of, layer_named
 
 Derivative = Callable[[Tensor], tuple[Tensor, Tensor]]  # logits -> a loss, and its derivative with respect to them
 
@@ -26,11 +27,14 @@ class FlatModel:
     The module is modified: its parameters become views of `theta`.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", head: str | None = None) -> None:
+        """`head` is the layer whose output is the logits; None: the module's `head`, if it also has `embed`."""
         self.module = module.to(device).train()
-        head = {id(p) for p in getattr(self.module, "head", nn.Module()).parameters()}
+        self._named_head = head
+        layer = getattr(self.module, "head", nn.Module()) if head is None else layer_named(self.module, head)
+        in_head = {id(p) for p in layer.parameters()}
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-        named.sort(key=lambda item: id(item[1]) in head)  # stable: the head's parameters last, otherwise in order
+        named.sort(key=lambda item: id(item[1]) in in_head)  # stable: the head's parameters last, otherwise in order
         require(bool(named), f"{type(module).__name__} has no trainable parameters: all of them are frozen.")
         dtypes = {p.dtype for _, p in named}
         require(
@@ -54,7 +58,21 @@ class FlatModel:
         self._dense = Dense(layers, slices, self.theta, self.gradient) if layers else None
         self._recording = False  # True while a gradient is being computed
         self._calls: list[tuple[Values, Tensor]] = []  # calls of a dense model since then: values and logits
-        self._head_size = sum(p.numel() for _, p in named if id(p) in head)
+        self._head_size = sum(p.numel() for _, p in named if id(p) in in_head)
+
+    @property
+    def head_name(self) -> str:
+        """The head's path in the module."""
+        return self._named_head or "head"
+
+    @property
+    def head_layer(self) -> nn.Module:
+        return self.module.get_submodule(self.head_name)
+
+    @property
+    def is_split(self) -> bool:
+        """True if the module has a body and a head: `part`, `embed`, `head` and `features` can be used."""
+        return self._head_size > 0 and (self._named_head is not None or hasattr(self.module, "embed"))
 
     def __repr__(self) -> str:
         numbers = str(self.dtype).removeprefix("torch.")
@@ -145,11 +163,13 @@ class FlatModel:
 
     def embed(self, x: Tensor) -> Tensor:
         """Features at the current theta, in training mode, with gradients; `head` turns them into logits."""
+        if self._named_head is not None:
+            return input_of(self.head_layer, lambda: self.module(x))
         features: Tensor = self.module.embed(x)  # type: ignore[operator]
         return features
 
     def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.module.head(features)  # type: ignore[operator]
+        logits: Tensor = self.head_layer(features)
         return logits
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -171,7 +191,8 @@ class FlatModel:
     def is_head_of_embed(self, x: Tensor) -> bool:
         """True if forward(x) equals head(embed(x)), as it should."""
         with self._frozen(self.theta):
-            return torch.allclose(self(x), self.head(self.embed(x)), atol=1e-4)
+            logits, other = self(x), self.head(self.embed(x))
+            return logits.shape == other.shape and torch.allclose(logits, other, atol=1e-4)
 
     @contextmanager
     def _frozen(self, theta: Tensor) -> Iterator[None]:
@@ -202,19 +223,20 @@ class FlatModel:
 
     def on(self, device: torch.device) -> FlatModel:
         """The model on a device; if that is another device, do not use this object afterwards."""
-        return self if self.device == device else FlatModel(self.module, device)
+        return self if self.device == device else FlatModel(self.module, device, self._named_head)
 
-    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device]]:
+    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device, str | None]]:
         """Pickle a copy of the module: a pickled view would contain the whole flat vector."""
-        return FlatModel, (copy.deepcopy(self.module).cpu(), self.device)
+        return FlatModel, (copy.deepcopy(self.module).cpu(), self.device, self._named_head)
 
     def part(self, name: str) -> slice:
         """The slice of theta with a part of the model: "head" (the classifier) or "embed" (all layers before it)."""
         require(name in ("embed", "head"), f"a part of a model is 'embed' or 'head', not {name!r}.")
         require(
-            self._head_size > 0 and hasattr(self.module, "embed"),
-            f"{type(self.module).__name__} has no split into `embed` and `head`; give it a method `embed(x)` and "
-            "a module `head`, so that forward(x) is head(embed(x)).",
+            self.is_split,
+            f"{type(self.module).__name__} has no split into `embed` and `head`; name its last layer (`model.head` in "
+            "a config, `head` of a Federation), or give it a method `embed(x)` and a module `head`, so that forward(x) "
+            "is head(embed(x)).",
         )
         cut = self.theta.numel() - self._head_size
         return slice(cut, None) if name == "head" else slice(0, cut)

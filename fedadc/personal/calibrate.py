@@ -107,18 +107,18 @@ def tuned_part(agreement: Agreement, theta: Vector, layers: Layers, batch_size: 
         x, y = (torch.cat(column) for column in zip(*batches, strict=True))
         return Samples(x, y)
 
-    head = FlatModel(copy.deepcopy(model.module.head), model.device)  # type: ignore[arg-type]
+    head, prefix = FlatModel(copy.deepcopy(model.head_layer), model.device), f"{model.head_name}."
     unchanged = Inputs(Normalization(), model.dtype, model.device)  # features are not normalized
-    return TunedPart(head, head.theta.clone(), "head.", unchanged, Augment(), batch_size, features)
+    return TunedPart(head, head.theta.clone(), prefix, unchanged, Augment(), batch_size, features)
 
 
 def require_split(model: FlatModel, example: Tensor) -> None:
     """Refuse a model whose classifier cannot be tuned separately from the body."""
-    model.part("head")
-    name, advice = type(model.module).__name__, "tune the whole model instead (`layers` all)"
+    name, advice = type(model.module).__name__, 'tune the whole model instead (`--layers all`, in Python layers="all")'
+    require(model.is_split, f"{name} has no split into `embed` and `head`; {advice}.")
     require(model.is_head_of_embed(example), f"{name}'s forward(x) is not head(embed(x)); {advice}.")
-    inside = {id(p) for p in model.module.head.parameters()}  # type: ignore[union-attr]
-    outside = [p for n, p in model.module.named_parameters(remove_duplicate=False) if not n.startswith("head.")]
+    inside, prefix = {id(p) for p in model.head_layer.parameters()}, f"{model.head_name}."
+    outside = [p for n, p in model.module.named_parameters(remove_duplicate=False) if not n.startswith(prefix)]
     require(not any(id(p) in inside for p in outside), f"{name}'s head shares weights with its body; {advice}.")
 
 

@@ -136,6 +136,7 @@ def agree(
     samples: Samples | None = None,
     drift: bool = False,
     bound: NormBound | None = None,
+    head: str | None = None,
 ) -> Agreement:
     """Check that a module works on data of this kind, and build an agreement; the module itself is not changed.
 
@@ -148,7 +149,7 @@ def agree(
     inputs = _inputs_for(model, spec, samples, channels_last, device, seed)
     example = inputs.gather(samples, np.arange(min(2, len(samples))))[0]
     probe(model, example, len(spec.classes), seed)
-    flat = FlatModel(model, device)
+    flat = FlatModel(model, device, head)
     agreement = Agreement(
         model=flat, start=flat.theta.clone(), example=example.to(flat.device), server=server, work=work,
         classes=len(spec.classes), inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
@@ -157,6 +158,10 @@ def agree(
     require(
         server.method.federated or uplink.exact,
         f"{type(server.method).__name__} sends nothing that communication.uplink could compress.",
+    )
+    require(
+        head is None or flat.is_head_of_embed(agreement.example),
+        f"head: the output of {head} is not that of {type(module).__name__}; name the last layer.",
     )
     return agreement
 

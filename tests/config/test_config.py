@@ -90,6 +90,19 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize(("node", "name"), ENTRIES)
+def test_a_name_may_be_written_in_any_case(node: str, name: str) -> None:
+    without_objective = {key: value for key, value in LEAST.items() if key != "objective"}
+    for spelling in (name.upper(), name.title()):
+        written, plain = (load_config(changed(node, n, without_objective)).tree() for n in (spelling, name))
+        assert written == plain
+
+
+def test_names_of_data_models_and_presets_may_be_written_in_any_case() -> None:
+    tree = load_config({**LEAST, "data": {"name": "Digits", "clients": 5}, "model": "MLP"}, presets=["FedADC"]).tree()
+    assert (tree["data"]["name"], tree["model"]["name"], tree["method"]["name"]) == ("digits", "mlp", "fedadc")
+
+
+@pytest.mark.parametrize(("node", "name"), ENTRIES)
 @pytest.mark.parametrize("short", [False, True], ids=["mapping", "name only"])
 def test_the_resolved_config_survives_the_round_trip(tmp_path: Path, node: str, name: str, short: bool) -> None:
     tree = changed(node, name if short else {"name": name})
@@ -452,6 +465,7 @@ def test_missing_required_keys_are_named(key: str) -> None:
 # --- user-defined classes --------------------------------------------------------------------------------------------
 
 OWN = """
+import math
 from dataclasses import dataclass
 import torch
 from torch import nn
@@ -495,6 +509,17 @@ def split(held_out, count: int = 40):
 
 def forgetful(held_out):
     return blobs()
+
+class TinyNet(torch.nn.Module):
+    def __init__(self, features, classes, width):
+        super().__init__()
+        self.fc, self.hidden = torch.nn.Linear(width, classes), torch.nn.Linear(features, width)
+
+    def forward(self, x):
+        return self.fc(self.hidden(x.flatten(1)).relu())
+
+def tiny_net(input_shape, classes, width: int = 5):
+    return TinyNet(math.prod(input_shape), classes, width)
 
 def three():
     return 3
@@ -549,6 +574,21 @@ def test_an_own_objective_is_used(own: Path) -> None:
 def test_an_own_model_is_used_with_its_settings(own: Path) -> None:
     before, after = first_round(load_config(own, ["model.name=mine:Net", "model.width=5"]))
     assert before.numel() == 65 * 5 + 6 * 10 and not torch.equal(before, after)
+
+
+def test_a_function_makes_the_model_and_the_config_names_its_head(own: Path) -> None:
+    """The function's own torch module has no `embed`, and its head comes first among its parameters."""
+    config = load_config(own, ["model={name: mine:tiny_net, head: fc}", "method=FedPer", "local.momentum=0"])
+    plan = prepare(config)
+    model = plan.federation.model
+    assert model.part("head") == slice(64 * 5 + 5, None) and plan.config.tree()["model"]["width"] == 5
+    x = torch.randn(3, 64)
+    assert torch.equal(model.embed(x), model.module.hidden(x).relu())  # type: ignore[operator]
+    assert torch.equal(model.head(model.embed(x)), model(x))
+    assert torch.equal(model.features(model.theta, x), model.embed(x).detach())
+    result = next(iter(plan.federation.rounds(1)))
+    assert result.state.clients[0]["head"].numel() == 5 * 10 + 10
+    assert load_config(file_of(own.parent, plan.config.yaml())) == plan.config
 
 
 @pytest.mark.parametrize(("function", "samples"), [("blobs", 40), ("variadic", 20), ("split", 40)])
@@ -632,7 +672,12 @@ def test_modules_that_own_modules_import_do_not_mix_either(tmp_path: Path) -> No
         ("method=mine:three", "not a class derived from Method"),
         ("objective=mine:Stay", "not a class derived from Objective"),
         ("model.name=mine:NotAMethod", "not a class derived from Module"),
-        ("model.name=mine:three", "not a class derived from Module"),
+        ("model={name: mine:three}", "model: three must return a torch module, not a value of type int"),
+        ("model={name: mine:tiny_net, wdith: 3}", "did you mean 'width'?"),
+        ("model={name: mine:tiny_net, width: x}", "model.width must be a whole number, not 'x'"),
+        ("model={name: mine:tiny_net, classes: 3}", "model.classes is not a setting"),
+        ("model={name: mine:tiny_net, head: fcc}", "model.head: layer 'fcc' is unknown; did you mean 'fc'?"),
+        ("model={name: mine:tiny_net, head: hidden}", "model.head: the output of hidden is not that of TinyNet"),
         ("data.name=mine:three", "returned int, not a fedadc Dataset"),
         ("data.name=mine:LIST", "in mine the name"),
         ("data={name: mine:blobs, clients: 2, cuont: 3}", "did you mean 'count'?"),
