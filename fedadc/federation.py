@@ -157,7 +157,7 @@ class Federation(ServerHalf):
             self.data, self.clients = shared.dataset(self.data), shared.clients
         splits = {name: samples for name, samples in self.data.splits().items() if name != "train"}
         agreement = self.agreement
-        self.counter = MetricCounter(self.model, splits, agreement.inputs, agreement.classes, self.evaluation)
+        self.counter = MetricCounter(self.model, splits, agreement.inputs, agreement.task, self.evaluation)
         if FAIRNESS in self.evaluation.metrics:
             self.counter = replace(self.counter, owners=self._owners_of_held_out())
         self.simulated = SimulatedClients(agreement, self.data.train, self.clients)

@@ -83,7 +83,7 @@ def folder(module: str) -> str:
 
 
 MODULES = [module for module in FILES if module != FACADE]
-BASICS = {"errors", "rng", "fields", "system"}
+BASICS = {"errors", "rng", "fields", "system", "tasks"}
 NUMBERS = BASICS | {"data", "models", "schedules"}
 CLIENTS = NUMBERS | {"views", "objectives", "methods"}
 LOOPS = CLIENTS | {"communication", "training", "evaluation"}
@@ -93,8 +93,9 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "rng": set(),
     "fields": {"errors"},
     "system": {"errors"},
-    "models": {"errors", "rng"},
-    "data": {"errors", "rng", "fields", "system"},
+    "models": {"errors", "rng", "tasks"},
+    "tasks": {"errors"},
+    "data": {"errors", "rng", "fields", "system", "tasks"},
     "schedules": {"errors", "fields"},
     "partitions": {"errors", "rng", "fields", "data"},
     "selections": {"errors", "rng", "fields", "data"},

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array, Normalization, Samples
-from fedadc.errors import require
+from fedadc.errors import FedadcError, require
 from fedadc.fields.settings import Settings
 from fedadc.fields.summary import field_summary
+from fedadc.tasks import Classification, Task
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Inputs:
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
     channels_last: bool = False  # store images [n, channels, height, width] pixel by pixel, not plane by plane
+    task: Task | None = None  # what the labels are; None: the labels are not used
 
     def gather(
         self, samples: Samples, indices: Array, augment: Augment | None = None, rng: np.random.Generator | None = None
@@ -66,7 +68,7 @@ class Inputs:
         if augment and rng is not None:
             x = augment(x, rng)
         x = self._channels_last(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
-        return self.normalization(x), y.to(self.device)
+        return self.normalization(x), y.to(self.device) if self.task is None else self.task.for_training(y, x)
 
     def _channels_last(self, x: Tensor) -> Tensor:
         """A copy with explicit strides; with one channel, torch could not tell the two memory formats apart."""
@@ -92,7 +94,7 @@ class ClientData:
 
     samples: Samples
     indices: Array
-    classes: int
+    task: Task
     inputs: Inputs
     augment: Augment
 
@@ -103,8 +105,10 @@ class ClientData:
 
     def class_counts(self) -> Tensor:
         """The number of samples of each class, [classes]."""
+        if not isinstance(self.task, Classification):
+            raise FedadcError(f"class_counts needs classes, but the task is {self.task.name}.")
         labels = self.samples.y.index_select(0, torch.from_numpy(self.indices))
-        return torch.bincount(labels, minlength=self.classes).to(self.inputs.device)
+        return torch.bincount(labels, minlength=self.task.classes).to(self.inputs.device)
 
     def batches(self, positions: Iterable[Array], rng: Callable[[str], np.random.Generator]) -> Iterator[Batch]:
         """One batch for each array of positions; `rng("augment")` draws the augmentation."""

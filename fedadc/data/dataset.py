@@ -17,6 +17,7 @@ from fedadc.data.encoding import TableEncoding
 from fedadc.errors import DataError, require
 from fedadc.fields.settings import Settings
 from fedadc.fields.summary import field_summary
+from fedadc.tasks import Classification, Regression, Target, Task
 
 Array = np.ndarray  # of any dtype; comments state dtype and shape where they matter
 CLIENTS_PER_BLOCK = 10_000  # clients whose labels are counted at once; bounds the temporary memory
@@ -24,7 +25,7 @@ CLIENTS_PER_BLOCK = 10_000  # clients whose labels are counted at once; bounds t
 
 @dataclass(frozen=True)
 class Samples:
-    """One split: inputs `x` [n, ...] (uint8 for images) and labels `y` [n] (int64)."""
+    """One split: inputs `x` [n, ...] (uint8 for images) and labels `y`: classes [n], int64, or numbers [n, targets]."""
 
     x: Tensor
     y: Tensor
@@ -37,6 +38,10 @@ class Samples:
 
     def __repr__(self) -> str:
         return f"Samples({len(self):,} of shape {_shape(self.x.shape[1:])})"
+
+    def labels(self, indices: Array) -> Tensor:
+        """The labels of the samples at these indices."""
+        return self.y.index_select(0, torch.from_numpy(np.ascontiguousarray(indices)))
 
     def take(self, indices: Array) -> Samples:
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
@@ -126,6 +131,12 @@ class DataSpec:
     dtype: torch.dtype  # of the stored inputs
     classes: tuple[str, ...]
     normalization: Normalization
+    targets: tuple[Target, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """What the labels are."""
+        return Regression(self.targets) if self.targets else Classification(len(self.classes))
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ class Dataset:
 
     name: str
     train: Samples
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # none if the labels are numbers
     test: Samples | None = None
     validation: Samples | None = None
     normalization: Normalization = Normalization()
@@ -143,21 +154,18 @@ class Dataset:
     test_owners: Array | None = None  # the client id of every test sample, if known
     validation_owners: Array | None = None  # the client id of every validation sample, if known
     encoding: TableEncoding | None = None  # of a table: how its rows became samples
+    targets: tuple[Target, ...] = ()  # the numbers to predict; none if the labels are classes
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, f"data {self.name} has no training sample.", DataError)
         shape = list(self.input_shape)
         require(0 not in shape, f"data {self.name}: samples of shape {shape} are empty.", DataError)
-        require(len(self.classes) > 1, f"data {self.name} has fewer than two classes.", DataError)
+        require(len(self.classes) > 1 or bool(self.targets), f"data {self.name} has fewer than two classes.", DataError)
+        require(not self.classes or not self.targets, f"data {self.name} has classes and targets; give one of them.")
         self._check_owners()
         for split, samples in self.splits().items():
-            invalid = torch.nonzero((samples.y < 0) | (samples.y >= len(self.classes)))
-            if len(invalid):
-                sample = int(invalid[0, 0])
-                raise DataError(
-                    f"data {self.name}: label {int(samples.y[sample])} of {split} sample {sample} "
-                    f"is outside 0..{len(self.classes) - 1}."
-                )
+            problem = self.task.label_problem(samples.y, split)
+            require(not problem, f"data {self.name}: {problem}.", DataError)
             require(
                 samples.x.shape[1:] == self.train.x.shape[1:],
                 f"data {self.name}: {split} samples have shape {list(samples.x.shape[1:])}, "
@@ -181,8 +189,8 @@ class Dataset:
         parts = [f"{len(samples):,} {split}" for split, samples in self.splits().items()]
         if self.owners is not None:
             parts.append("natural clients")
-        shape = f"shape {_shape(self.input_shape)}"
-        return f"Dataset({', '.join([self.name, *parts, shape, f'{len(self.classes):,} classes'])})"
+        labels = f"{len(self.targets):,} targets" if self.targets else f"{len(self.classes):,} classes"
+        return f"Dataset({', '.join([self.name, *parts, f'shape {_shape(self.input_shape)}', labels])})"
 
     def splits(self) -> dict[str, Samples]:
         """The existing splits by name."""
@@ -195,7 +203,12 @@ class Dataset:
 
     @property
     def spec(self) -> DataSpec:
-        return DataSpec(self.input_shape, self.train.x.dtype, self.classes, self.normalization)
+        return DataSpec(self.input_shape, self.train.x.dtype, self.classes, self.normalization, self.targets)
+
+    @property
+    def task(self) -> Task:
+        """What the labels are."""
+        return self.spec.task
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -64,7 +64,7 @@ class HeldOut(Settings):
 
     def __call__(self, data: Dataset) -> Dataset:
         """The data set with these shares of its training samples in splits of their own."""
-        return self.divide(data, self.rows(data.train.y.numpy(), data.owners))
+        return self.divide(data, self.rows(data.task.strata(data.train.y), data.owners))
 
     def divide(self, data: Dataset, rows: SplitRows) -> Dataset:
         """The data set with the training samples divided in this way."""

@@ -16,10 +16,9 @@ from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounte
 from fedadc.methods.base import Method
 from fedadc.models.vectors import Vector, state_of, vector_like
 from fedadc.system.determinism import deterministic
+from fedadc.tasks import JUDGED_BY
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.state import Metrics, Round, RunState
-
-JUDGED_BY = ("validation_accuracy", "test_accuracy", "validation_personal_accuracy", "personal_accuracy")
 
 
 def models_of(method: Method, ensembles: Ensembles, state: RunState) -> dict[str, Vector]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedadc.data.batches import Inputs
@@ -20,9 +19,8 @@ from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.rng import torch_seeded
 from fedadc.system.determinism import deterministic
+from fedadc.tasks import EXTRA_METRICS, TASKS, Sums, Task, added
 from fedadc.training.state import Metrics
-
-EXTRA_METRICS = ("top5", "macro_f1", "per_class")
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Evaluation(Settings):
 
     every: int = 1  # rounds
     last: int = 1  # so many rounds at the end are all evaluated, whatever `every` is
-    metrics: tuple[str, ...] = ()  # in addition to accuracy and loss: top5, macro_f1, per_class, fairness
+    metrics: tuple[str, ...] = ()  # beside those of the task: top5, macro_f1, per_class, per_target, fairness
     batch_size: int = 500
     overlap: bool = False  # evaluate on idle workers during the next round; records are written one round later
     drift: bool = False  # measure in every round how far the clients drift from the global model and from each other
@@ -48,7 +46,7 @@ class Evaluation(Settings):
     @property
     def by_class(self) -> bool:
         """Whether a metric needs the labels of the samples, and not only how many predictions are right."""
-        return bool({"macro_f1", "per_class"} & {*self.metrics})
+        return any(name in self.metrics for task in TASKS.values() for name in task.label_metrics)
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated, in a run of so many rounds."""
@@ -72,20 +70,18 @@ class BatchCounts:
     """What was counted on one batch."""
 
     split: str
-    loss: float  # sum over the samples
-    top5: int
-    confusion: Array  # int64 [true, predicted]
+    sums: Sums
     by_client: Array | None = None  # int64 [clients, 3]: client, samples, right predictions; None: not counted
 
 
 @dataclass(frozen=True)
 class MetricCounter:
-    """Counts a model's predictions batch by batch, and computes metrics from the counts."""
+    """Judges a model's outputs batch by batch, and computes metrics from the sums."""
 
     model: FlatModel
     splits: dict[str, Samples]
     inputs: Inputs
-    classes: int
+    task: Task
     evaluation: Evaluation
     owners: Mapping[str, Array] = field(default_factory=dict)  # split -> the client of every sample, for fairness
 
@@ -100,47 +96,30 @@ class MetricCounter:
     def count(self, theta: Tensor, batch: EvaluationBatch, order: Array | None = None) -> BatchCounts:
         """Count on one batch of a split, or of its samples in another order."""
         chosen = np.arange(batch.start, batch.stop) if order is None else order[batch.start : batch.stop]
-        logits, y = self.outputs(theta, batch, chosen)
-        counts = self.counted(batch.split, logits, y)
+        outputs, y = self.outputs(theta, batch, chosen)
+        counts = BatchCounts(batch.split, self.task.counted(outputs, y))
         if FAIRNESS not in self.evaluation.metrics or batch.split not in self.owners:
             return counts
-        right = (logits.argmax(dim=1) == y).cpu().numpy()
+        right = (outputs.cpu().argmax(dim=1) == y).numpy()
         return replace(counts, by_client=client_counts(self.owners[batch.split][chosen], right))
 
     def outputs(self, theta: Tensor, batch: EvaluationBatch, chosen: Array) -> tuple[Tensor, Tensor]:
         """What the model says about the chosen samples of a split, which are those of a batch, and their labels."""
-        x, y = self.inputs.gather(self.splits[batch.split], chosen)
+        samples = self.splits[batch.split]
+        x, _ = self.inputs.gather(samples, chosen)
         with torch_seeded(0, "evaluation", client=batch.start):  # for a model that is random even in evaluation mode
-            return self.model.predict(theta, x), y
-
-    def counted(self, split: str, logits: Tensor, y: Tensor) -> BatchCounts:
-        """The counts of samples with these outputs and labels."""
-        loss = float(F.cross_entropy(logits, y, reduction="none").cpu().double().sum())
-        pairs = (y * self.classes + logits.argmax(dim=1)).cpu().numpy()
-        confusion = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
-        best = logits.topk(min(5, self.classes), dim=1).indices
-        return BatchCounts(split, loss, int((best == y[:, None]).any(dim=1).sum()), confusion)
+            return self.model.predict(theta, x), samples.labels(chosen)
 
     def metrics(self, counts: Iterable[BatchCounts]) -> dict[str, Metrics]:
-        """Accuracy and cross-entropy per split, and the other metrics asked for; counts are added in order."""
+        """The metrics of every split; sums are added in order."""
         of_split: dict[str, list[BatchCounts]] = {split: [] for split in self.splits}
         for batch in counts:
             of_split[batch.split].append(batch)
         return {split: self._metrics(found) for split, found in of_split.items() if found}
 
     def _metrics(self, counts: Sequence[BatchCounts]) -> Metrics:
-        wanted, confusion = self.evaluation.metrics, sum(c.confusion for c in counts)
-        assert isinstance(confusion, np.ndarray)
-        n, right = int(confusion.sum()), np.diag(confusion)
-        metrics: Metrics = {"accuracy": float(right.sum()) / n, "loss": sum(c.loss for c in counts) / n}
-        if "top5" in wanted:
-            metrics["top5"] = sum(c.top5 for c in counts) / n
-        if "macro_f1" in wanted:
-            both = confusion.sum(axis=0) + confusion.sum(axis=1)
-            metrics["macro_f1"] = float(np.mean(2 * right[both > 0] / both[both > 0]))  # over classes that occur
-        if "per_class" in wanted:
-            totals = confusion.sum(axis=1)
-            metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
+        wanted = self.evaluation.metrics
+        metrics = self.task.metrics(added(batch.sums for batch in counts), wanted)
         if FAIRNESS in wanted:
             metrics |= fairness_of_counts(c.by_client for c in counts if c.by_client is not None)
         return metrics

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require, require_file, unknown
 from fedadc.rng import torch_seeded
+from fedadc.tasks import Task
 
 INITS = ("default", "kaiming")
 WEIGHT_TYPES = frozenset(  # accepted in a weights file: types of parameters, and of buffers that count or mask
@@ -80,7 +81,7 @@ def initialize(module: nn.Module, init: str) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
+def probe(module: nn.Module, x: Tensor, task: Task, seed: int = 0) -> None:
     """Raise a FedadcError if a module fails, has the wrong output shape, or changes its buffers in training."""
     name = type(module).__name__
     before = {n: b.clone() for n, b in module.named_buffers()}
@@ -105,10 +106,10 @@ def probe(module: nn.Module, x: Tensor, classes: int, seed: int = 0) -> None:
         "BatchNorm's are not averaged in federated learning; use GroupNorm instead.",
     )
     shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    wanted, (kind, labels) = [len(x), *task.outputs], task.words
     require(
-        shape == [len(x), classes],
-        f"model {name} must return logits of shape [{len(x)}, {classes}] for {len(x)} samples of {classes} classes; "
-        f"it returned {shape}.",
+        shape == wanted,
+        f"model {name} must return {kind} of shape {wanted} for {len(x)} samples of {labels}; it returned {shape}.",
     )
 
 

@@ -102,7 +102,7 @@ def tuned_part(agreement: Agreement, theta: Vector, layers: Layers, batch_size: 
 
     def features(samples: Samples, indices: Array) -> Samples:
         """Features of the body at the model's current theta; any other theta would have to be copied in and back."""
-        data = ClientData(samples, indices, agreement.classes, agreement.inputs, Augment())
+        data = ClientData(samples, indices, agreement.task, agreement.inputs, Augment())
         batches = [(model.features(model.theta, b.x), b.y) for b in data.in_order(None, batch_size)]
         x, y = (torch.cat(column) for column in zip(*batches, strict=True))
         return Samples(x, y)

@@ -28,7 +28,6 @@ from fedadc.errors import (
     one_line,
     require,
 )
-from fedadc.evaluation.evaluator import JUDGED_BY
 from fedadc.runs.checkpoint import Checkpoints, CheckpointTimer, check_room
 from fedadc.runs.environment import Facts, environment_changes, read_facts, resumed_environment, text_of
 from fedadc.runs.fingerprint import config_fingerprint, require_same_settings
@@ -55,6 +54,7 @@ from fedadc.runs.record import model_facts, model_origin, record_of, recorded_co
 from fedadc.runs.seal import seal_run
 from fedadc.system.files import folder_lock, to_safetensors, write_file, write_text
 from fedadc.system.signals import deferred_signals
+from fedadc.tasks import JUDGED_BY
 from fedadc.training.state import Metrics, Round
 from fedadc.training.state_files import remove_temporary_folders
 

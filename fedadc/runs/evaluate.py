@@ -11,13 +11,12 @@ from fedadc.config.build import prepare
 from fedadc.data.dataset import Dataset, Samples
 from fedadc.data.loaders.samples import read_samples
 from fedadc.errors import DataError, require, unknown
-from fedadc.evaluation.evaluator import JUDGED_BY
-from fedadc.evaluation.metrics import EXTRA_METRICS
 from fedadc.models.build import read_weights
 from fedadc.runs.layout import METRICS, other_models
 from fedadc.runs.record import TRAINING_ONLY, read_run, require_same_split, saved_model
 from fedadc.system.determinism import resolve_device
 from fedadc.system.user_code import Notes
+from fedadc.tasks import EXTRA_METRICS, JUDGED_BY
 from fedadc.training.client_states import Storage
 from fedadc.training.state import Metrics
 

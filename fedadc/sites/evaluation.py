@@ -5,23 +5,19 @@ So a metric is weighted by samples, and no sample leaves a site. The clients' ow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fedadc.data.dataset import Array
 from fedadc.errors import FedadcError, require
 from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
+from fedadc.tasks import Sums, Task, added
 from fedadc.training.state import Metrics, RunState
-
-CONFUSION = "confusion"
 
 
 @dataclass(frozen=True)
@@ -64,48 +60,36 @@ class SiteEvaluator(Evaluator):
         return {name.removeprefix("test_"): value for name, value in named.items()}
 
 
-def to_tensors(counts: Iterable[BatchCounts], by_class: bool) -> dict[str, Tensor]:
-    """The counts of every split, added up in order. Labels are told only if a metric needs them."""
-    by_split: dict[str, list[BatchCounts]] = {}
+def to_tensors(counts: Iterable[BatchCounts], task: Task, by_class: bool) -> dict[str, Tensor]:
+    """The sums of every split, added up in order. Labels are told only if a metric needs them."""
+    by_split: dict[str, list[Sums]] = {}
     for count in counts:
-        by_split.setdefault(count.split, []).append(count)
+        by_split.setdefault(count.split, []).append(count.sums)
     found: dict[str, Tensor] = {}
     for split, own in by_split.items():
-        found[f"{split}.loss"] = torch.tensor([sum(count.loss for count in own)], dtype=torch.float64)
-        found[f"{split}.top5"] = torch.tensor([sum(count.top5 for count in own)])
-        table = np.sum([count.confusion for count in own], axis=0)
-        found[f"{split}.{CONFUSION}"] = torch.from_numpy(table if by_class else _right_and_wrong(table))
+        total = added(own)
+        for name, values in (total if by_class else task.without_labels(total)).items():
+            found[f"{split}.{name}"] = torch.from_numpy(values)
     return found
 
 
-def _right_and_wrong(table: Array) -> Array:
-    """A confusion table with the same accuracy, in which all samples have the first label."""
-    right, total = int(np.trace(table)), int(table.sum())
-    found = np.zeros_like(table)
-    found[0, 0], found[0, -1] = right, total - right
-    return found
-
-
-def from_tensors(content: bytes, sizes: Mapping[str, int], classes: int, site: str) -> dict[str, BatchCounts]:
-    """The counts that a site sent, by split; refused if they are not of its samples."""
+def from_tensors(content: bytes, sizes: Mapping[str, int], task: Task, site: str) -> dict[str, BatchCounts]:
+    """The sums that a site sent, by split; refused if they are not of its samples."""
     try:
         tensors = load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise FedadcError(f"site {site} sent counts that cannot be read ({type(error).__name__}).") from None
     held = {split: size for split, size in sizes.items() if split != "train" and size}
-    kinds = {"loss": ((1,), torch.float64), "top5": ((1,), torch.int64), CONFUSION: ((classes, classes), torch.int64)}
-    wanted = {f"{split}.{name}": kind for split in held for name, kind in kinds.items()}
-    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-    require(found == wanted, f"site {site} sent counts with other names, shapes or types than those of its samples.")
-    return {split: _possible(split, size, tensors, site) for split, size in held.items()}
-
-
-def _possible(split: str, size: int, tensors: Mapping[str, Tensor], site: str) -> BatchCounts:
-    """The counts of a split with so many samples; refused if they cannot be."""
-    loss, top5, table = (tensors[f"{split}.{name}"] for name in ("loss", "top5", CONFUSION))
-    within = int(table.min()) >= 0 and int(table.max()) <= size and int(table.sum()) == size
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor.dtype in (torch.float64, torch.int64)}
+    wanted = {f"{split}.{name}": kind for split in held for name, kind in task.shapes().items()}
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     require(
-        within and 0 <= int(top5) <= size and 0 <= float(loss) < math.inf,
-        f"site {site} sent counts of {split} that are not those of its samples.",
+        found == wanted and len(arrays) == len(tensors),
+        f"site {site} sent counts with other names, shapes or types than those of its samples.",
     )
-    return BatchCounts(split, float(loss), int(top5), table.numpy())
+    counts = {}
+    for split, size in held.items():
+        sums = {name: arrays[f"{split}.{name}"] for name in task.shapes()}
+        require(task.possible(sums, size), f"site {site} sent counts of {split} that are not those of its samples.")
+        counts[split] = BatchCounts(split, sums)
+    return counts

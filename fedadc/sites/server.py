@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedadc.config.build import build_coordinator, complete
@@ -34,6 +33,7 @@ from fedadc.sites.requests import Limits, Requests, share_of
 from fedadc.sites.status import DOING
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
+from fedadc.tasks.classification import CONFUSION
 from fedadc.training.aggregate import PartialSum
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -199,15 +199,18 @@ class SiteEngine:
         ]
         found = {}
         for k, answer in zip(clients, self.ask("count", requests), strict=True):
-            sizes, classes, name = self.terms.answers[k].sizes, self.counter.classes, self.terms.names[k]
+            sizes, name = self.terms.answers[k].sizes, self.terms.names[k]
             if isinstance(answer, Packet):
                 with self.unless_refused("evaluation", name):
-                    found[k] = from_tensors(answer.body, sizes, classes, name)
+                    found[k] = from_tensors(answer.body, sizes, self.counter.task, name)
         assert isinstance(self.counter, SiteCounter)
         for batch in (batch for batch in batches if batch.start in found):
             counts = found[batch.start][batch.split.removeprefix(self.counter.prefix)]
-            right, samples = int(np.trace(counts.confusion)), int(counts.confusion.sum())
-            yield replace(counts, split=batch.split, by_client=np.array([[batch.start, samples, right]]))
+            if FAIRNESS in self.counter.evaluation.metrics:
+                table = counts.sums[CONFUSION]
+                of_site = [batch.start, int(table.sum()), int(np.trace(table))]
+                counts = replace(counts, by_client=np.array([of_site]))
+            yield replace(counts, split=batch.split)
 
     def take_events(self) -> tuple[str, ...]:
         return self.connections.journal.events.take()
@@ -274,18 +277,18 @@ class SiteFederation(ServerHalf):
 
     def _counter(self, terms: Terms, held: Mapping[str, Samples]) -> MetricCounter:
         """Counts on the samples that the server has, and lets the sites count on theirs, if they hold out some."""
-        inputs, classes = self.agreement.inputs, self.agreement.classes
+        inputs, task = self.agreement.inputs, self.agreement.task
         if not terms.holds_out:
             require(
                 FAIRNESS not in self.evaluation.metrics,
                 "evaluate.metrics: fairness needs sites that hold out rows; the server's own belong to no site.",
             )
-            return MetricCounter(self.model, dict(held), inputs, classes, self.evaluation)
+            return MetricCounter(self.model, dict(held), inputs, task, self.evaluation)
         prefix = "site_" if held else ""
-        empty = Samples(self.agreement.example[:0].cpu(), torch.zeros(0, dtype=torch.int64))
+        empty = Samples(self.agreement.example[:0].cpu(), task.blank_labels(0))
         splits = {**held, **dict.fromkeys(_held_at_sites(terms, prefix), empty)}
         at_sites = lambda: _held_at_sites(self.terms, prefix)  # noqa: E731
-        return SiteCounter(self.model, splits, inputs, classes, self.evaluation, held_now=at_sites, prefix=prefix)
+        return SiteCounter(self.model, splits, inputs, task, self.evaluation, held_now=at_sites, prefix=prefix)
 
     @property
     def evaluator(self) -> Evaluator:

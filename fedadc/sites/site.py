@@ -261,11 +261,11 @@ class SiteRun:
 
         require(self.site.settings.tells_evaluation, f"site {self.site.name} does not tell how good a model is.")
         agreement, held = self.agreement, {s: own for s, own in self.joined.samples.items() if s != "train"}
-        counter = MetricCounter(agreement.model, held, agreement.inputs, agreement.classes, self.site.config.evaluate)
+        counter = MetricCounter(agreement.model, held, agreement.inputs, agreement.task, self.site.config.evaluate)
         theta = self._theta(request) if int(request.facts["counted"]) < 0 else self.own_model(request)
         with deterministic():
             counts = [counter.count(theta, batch) for batch in counter.batches()]
-        return Packet(body=to_safetensors(to_tensors(counts, self.site.config.evaluate.by_class)))
+        return Packet(body=to_safetensors(to_tensors(counts, agreement.task, self.site.config.evaluate.by_class)))
 
     def _theta(self, request: Packet) -> Vector:
         start = self.agreement.start

@@ -84,8 +84,8 @@ class Bench:
         self.broadcast = ServerBroadcast(1, LR, start, vectors, mean_samples=float(len(self.data.train)))
         self.state: State | None = None  # of the client, after its first visit
         splits = {name: samples for name, samples in self.data.splits().items() if name != "train"}
-        classes, inputs = self.agreement.classes, self.agreement.inputs
-        self.counter = MetricCounter(self.agreement.model, splits, inputs, classes, self.config.evaluate)
+        task, inputs = self.agreement.task, self.agreement.inputs
+        self.counter = MetricCounter(self.agreement.model, splits, inputs, task, self.config.evaluate)
 
     def visit(self, samples: int, batch_size: int, steps: int) -> PartialSum:
         """Train a client that has these samples, and add its upload to a sum."""

@@ -24,6 +24,7 @@ from fedadc.methods.base import Method
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector, vector_like
+from fedadc.tasks import Task
 from fedadc.training.faults import NormBound
 from fedadc.training.server import Server
 from fedadc.views.local_work import LocalWork
@@ -40,7 +41,7 @@ class Agreement:
     example: Tensor  # two inputs of the model
     server: Server  # the method's server half; clients need to know which vectors it sends
     work: LocalWork
-    classes: int
+    task: Task
     inputs: Inputs
     augment: Augment
     uplink: Uplink
@@ -81,7 +82,7 @@ class Agreement:
     def client_data(self, samples: Samples, indices: Array | None = None) -> ClientData:
         """One client's data: all these samples, or those at its indices."""
         own = np.arange(len(samples)) if indices is None else indices
-        return ClientData(samples, own, self.classes, self.inputs, self.augment)
+        return ClientData(samples, own, self.task, self.inputs, self.augment)
 
     def encoded(self, upload: State, client: State, rng: np.random.Generator) -> tuple[State, State]:
         """An upload as it is sent, and what the uplink keeps at the client."""
@@ -115,7 +116,7 @@ class Agreement:
     def fingerprint(self) -> str:
         """A checksum of all settings and of the initial weights; a message carries it, so other runs are noticed."""
         inputs = replace(self.inputs, device="any")  # server and clients may compute on different devices
-        settings = (self.server, self.work, self.classes, inputs, self.augment, self.uplink, self.seed)
+        settings = (self.server, self.work, self.task, inputs, self.augment, self.uplink, self.seed)
         drift = ("drift",) if self.drift else ()
         digest = hashlib.sha256(repr((settings, self.start.dtype, self.start.shape, *drift)).encode())
         digest.update(self.start.cpu().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
@@ -143,16 +144,16 @@ def agree(
     `samples` gives the batch for the check. A server, which has none, checks with a batch of zeros.
     """
     if samples is None:
-        samples = Samples(torch.zeros((2, *spec.input_shape), dtype=spec.dtype), torch.zeros(2, dtype=torch.int64))
+        samples = Samples(torch.zeros((2, *spec.input_shape), dtype=spec.dtype), spec.task.blank_labels(2))
     device, model = torch.device(device), copy.deepcopy(module).cpu()
     _check_augment(augment, spec)
     inputs = _inputs_for(model, spec, samples, channels_last, device, seed)
     example = inputs.gather(samples, np.arange(min(2, len(samples))))[0]
-    probe(model, example, len(spec.classes), seed)
+    probe(model, example, spec.task, seed)
     flat = FlatModel(model, device, head)
     agreement = Agreement(
         model=flat, start=flat.theta.clone(), example=example.to(flat.device), server=server, work=work,
-        classes=len(spec.classes), inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
+        task=spec.task, inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
         seed=seed, drift=drift, bound=bound,
     )  # fmt: skip
     require(
@@ -183,7 +184,7 @@ def _inputs_for(
 ) -> Inputs:
     """How samples become the inputs of a model that is still on the CPU."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    planes = Inputs(spec.normalization, dtype)
+    planes = Inputs(spec.normalization, dtype, task=spec.task)
     images = len(spec.input_shape) == 3
     require(images or not channels_last, "channels_last is for images [channels, height, width].")
     if not images or channels_last is False:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedadc.data import Clients, Normalization, Samples
 from fedadc.data.batches import Augment, ClientData, Inputs, count_steps, shuffled
 from fedadc.errors import FedadcError
+from fedadc.tasks import Classification
 
 SIZES = st.integers(1, 60)
 
@@ -162,7 +163,8 @@ def test_gather_makes_fresh_aligned_contiguous_tensors(layout: str, dtype: torch
 
 def client(augment: Augment | None = None) -> ClientData:
     samples = Samples(images(12), torch.arange(12) % 4)
-    return ClientData(samples, np.array([9, 2, 4, 5, 11]), 4, Inputs(Normalization(scale=255.0)), augment or Augment())
+    inputs = Inputs(Normalization(scale=255.0))
+    return ClientData(samples, np.array([9, 2, 4, 5, 11]), Classification(4), inputs, augment or Augment())
 
 
 def test_client_batches_are_its_own_samples() -> None:

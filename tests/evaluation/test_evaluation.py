@@ -22,20 +22,21 @@ from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
 from fedadc.evaluation.evaluator import Evaluator, until
-from fedadc.evaluation.metrics import EXTRA_METRICS, Evaluation, MetricCounter
+from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedDyn, LocalOnly, Method
 from fedadc.models import MLP
 from fedadc.models.flat import FlatModel
 from fedadc.runs.record import record_of
 from fedadc.runs.runner import run
+from fedadc.tasks import Classification
 from fedadc.training.client_states import ClientStates, Storage, Store
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.state import Metrics, Round, RunState
 from fedadc.training.state_files import FOLDER_PREFIX as STATES
 from fedadc.views.local_work import LocalWork
 
-ALL = Evaluation(metrics=EXTRA_METRICS, batch_size=37)
+ALL = Evaluation(metrics=Classification.extra_metrics, batch_size=37)
 
 
 def problem(seed: int, classes: int, n: int = 211, absent: tuple[int, ...] = ()) -> tuple[FlatModel, Samples]:
@@ -83,9 +84,7 @@ def test_classes_absent_from_the_test_data() -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 100, 211, 10**9])
 def test_the_cuts_change_no_count_and_the_loss_only_by_rounding(batch_size: int) -> None:
     model, samples = problem(2, classes=7)
-    whole, cut = (
-        measured(model, samples, 7, Evaluation(metrics=EXTRA_METRICS, batch_size=b)) for b in (64, batch_size)
-    )
+    whole, cut = (measured(model, samples, 7, replace(ALL, batch_size=b)) for b in (64, batch_size))
     assert cut.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-13)
     assert cut == whole
 
@@ -101,7 +100,7 @@ def test_the_same_cuts_give_the_same_bits_whatever_torch_is_set_to() -> None:
             torch.set_num_threads(number)
             torch.manual_seed(number)
             state, theta = torch.get_rng_state(), model.theta.clone()
-            seen.append(measure(model, theta, samples, inputs, 10, Evaluation(metrics=EXTRA_METRICS)))
+            seen.append(measure(model, theta, samples, inputs, 10, Evaluation(metrics=Classification.extra_metrics)))
             assert torch.get_num_threads() == number and torch.equal(torch.get_rng_state(), state)
             assert model.module.training and torch.equal(model.theta, theta) and not model.gradient.any()
     finally:
@@ -119,11 +118,12 @@ def test_theta_that_is_given_is_measured_not_the_one_in_the_model() -> None:
 def measure(
     model: FlatModel, theta: Tensor, samples: Samples, inputs: Inputs, classes: int, evaluation: Evaluation
 ) -> Metrics:
-    return MetricCounter(model, {"test": samples}, inputs, classes, evaluation)(theta)["test"]
+    return MetricCounter(model, {"test": samples}, inputs, Classification(classes), evaluation)(theta)["test"]
 
 
 def evaluator_of(model: FlatModel, parts: dict[str, Samples], evaluation: Evaluation | None = None) -> Evaluator:
-    counter = MetricCounter(model, parts, Inputs(Normalization(), torch.float64), 3, evaluation or Evaluation())
+    inputs = Inputs(Normalization(), torch.float64)
+    counter = MetricCounter(model, parts, inputs, Classification(3), evaluation or Evaluation())
     return Evaluator(
         FedAvg(), Ensembles(), 1, counter, lambda theta, batches: [counter.count(theta, batch) for batch in batches]
     )

@@ -105,7 +105,7 @@ def printed_objects(folder: Path) -> dict[str, tuple[Any, list[str]]]:
         "FlatModel": (FlatModel(nn.Linear(3, 2)), ["Linear, 8 parameters, float32 on cpu"]),
         "ClientStates": (clients, ["3000 clients"]),
         "ClientData": (
-            ClientData(data.train, np.arange(9), 100, Inputs(data.normalization), fedadc.data.Augment()),
+            ClientData(data.train, np.arange(9), data.task, Inputs(data.normalization), fedadc.data.Augment()),
             ["indices=int64[9]"],
         ),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from torch import nn
 from fedadc.errors import FedadcError
 from fedadc.models import CNN, MLP, FlatModel, Logistic, ResNet18
 from fedadc.models.build import construct, probe, read_weights
+from fedadc.tasks import Classification
 
 
 class Tied(nn.Module):
@@ -155,12 +156,12 @@ class Counting(nn.Module):
 def test_changing_buffers_are_refused_with_the_remedy(module: nn.Module) -> None:
     before = {n: b.clone() for n, b in module.named_buffers()}
     with pytest.raises(FedadcError, match="GroupNorm"):
-        probe(module, torch.randn(2, 4), 3)
+        probe(module, torch.randn(2, 4), Classification(3))
     assert all(torch.equal(b, before[n]) for n, b in module.named_buffers())
 
 
 def test_constant_buffers_are_kept() -> None:
-    probe(Tied(), torch.randn(2, 6), 3)
+    probe(Tied(), torch.randn(2, 6), Classification(3))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_constant_buffers_are_kept() -> None:
 )
 def test_wrong_shapes_are_named(module: nn.Module, word: str) -> None:
     with pytest.raises(FedadcError, match=word):
-        probe(module, torch.randn(2, 4), 3)
+        probe(module, torch.randn(2, 4), Classification(3))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_pooling_before_relu_is_the_same_function() -> None:
 def test_built_in_models_run_on_images_and_their_split_holds(make: Any, options: dict[str, Any], shape: Any) -> None:
     module = construct(make, options, shape, 7, seed=0, init="kaiming")
     x = torch.randn(2, *shape)
-    probe(module, x, 7)
+    probe(module, x, Classification(7))
     assert torch.equal(module(x), module.head(module.embed(x)))  # type: ignore[operator, union-attr]
 
 

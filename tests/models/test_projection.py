@@ -15,6 +15,7 @@ from fedadc.models import CNN, MLP, MODELS, FlatModel, ResNet18
 from fedadc.models.build import construct, probe
 from fedadc.models.classifier import Classifier
 from fedadc.runs.record import load_config
+from fedadc.tasks import Classification
 
 IMAGE = (3, 32, 32)
 SMALL: dict[str, tuple[type[Classifier], dict[str, Any], int]] = {  # class, settings, width before the projection
@@ -109,7 +110,7 @@ def test_sizes_with_a_projection(model: nn.Module, parameters: int) -> None:
 
 def test_the_projection_is_initialized_like_the_other_layers() -> None:
     model: Any = construct(CNN, {"projection": 256}, IMAGE, 10, seed=0, init="kaiming")
-    probe(model, torch.randn(2, *IMAGE), 10)
+    probe(model, torch.randn(2, *IMAGE), Classification(10))
     for layer in (model.projection[0], model.projection[2]):
         assert float(layer.weight.detach().std()) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
         assert not layer.bias.any()

@@ -34,6 +34,7 @@ from fedadc.objectives import (
 from fedadc.objectives.self_confidence import SelfConfidence, confidence, confidence_target
 from fedadc.rng import generator
 from fedadc.system.determinism import deterministic
+from fedadc.tasks import Classification
 from fedadc.views.local import Local
 from fedadc.views.local_work import LocalWork
 
@@ -383,7 +384,7 @@ def local_with(module: nn.Module, start: Tensor, y: Sequence[int], classes: int,
     model = FlatModel(module)
     samples = Samples(torch.arange(len(y))[:, None], torch.tensor(y))
     inputs = Inputs(Normalization(), model.dtype)
-    data = ClientData(samples, np.arange(len(y)), classes, inputs, Augment())
+    data = ClientData(samples, np.arange(len(y)), Classification(classes), inputs, Augment())
     return Local(model, data, start.reshape(-1), {}, own, 0.1, 1, 1.0, lambda purpose: generator(0, purpose))
 
 

@@ -19,13 +19,14 @@ from fedadc.data import Dataset
 from fedadc.data.dataset import Samples
 from fedadc.data.shares import local_shares
 from fedadc.errors import FedadcError
-from fedadc.evaluation.metrics import EXTRA_METRICS, Evaluation
+from fedadc.evaluation.metrics import Evaluation
 from fedadc.federation import Federation
 from fedadc.methods import METHODS, Ditto, FedAvg, FedPer, FedRep, Method
 from fedadc.models import MLP
 from fedadc.rng import generator
 from fedadc.runs.runner import run
 from fedadc.studies.experiment import read_experiment
+from fedadc.tasks import Classification
 from fedadc.views.local_work import LocalWork
 
 PERSONALIZED = [name for name, cls in METHODS.items() if cls.personalized]
@@ -83,9 +84,10 @@ def test_local_test_shares_are_available_and_need_test_samples() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_has_the_metrics_of_its_models(name: str) -> None:
     """Global metrics with a global model (local_only: the mean over its models), personal ones with personal models."""
-    last = list(federation(METHODS[name](), data(), evaluate=Evaluation(metrics=EXTRA_METRICS)).rounds(2))[-1]
+    evaluate = Evaluation(metrics=Classification.extra_metrics)
+    last = list(federation(METHODS[name](), data(), evaluate=evaluate).rounds(2))[-1]
     kinds = {key.replace("validation_", "").replace("test_", "") for key in last.metrics}
-    measured = {"accuracy", "loss", *EXTRA_METRICS}
+    measured = {"accuracy", "loss", *Classification.extra_metrics}
     expected = set() if name in ("fedper", "fedrep") else measured
     if name in ("fedper", "fedrep", "ditto"):
         expected = expected | {f"personal_{metric}" for metric in measured}

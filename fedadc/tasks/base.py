@@ -1,0 +1,91 @@
+"""The base class of all tasks: what the labels of a data set are, and how a model's outputs are judged by them.
+
+A task is a frozen dataclass without samples. It says which shape the outputs have, counts sums over a batch of samples,
+and computes metrics from these sums. Sums are float64 or whole numbers and are added in a fixed order, so no metric
+depends on how many processes counted, or on which sites the samples are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+Array = np.ndarray
+Sums = Mapping[str, Array]  # sums over samples by name; those of several batches add up
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the labels of a data set are. Subclasses define all methods."""
+
+    name: ClassVar[str]  # the value of `task` in a config
+    extra_metrics: ClassVar[tuple[str, ...]] = ()  # metrics that `evaluate.metrics` may add
+    label_metrics: ClassVar[tuple[str, ...]] = ()  # those of them that tell the label of single samples
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What a model returns, and of what there are how many: ("logits", "10 classes")."""
+        raise NotImplementedError
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of a model's outputs for one sample."""
+        raise NotImplementedError
+
+    def label_problem(self, y: Tensor, split: str) -> str:
+        """What is wrong with the labels of a split, in words that follow "data NAME: "; empty if nothing is."""
+        raise NotImplementedError
+
+    def blank_labels(self, samples: int) -> Tensor:
+        """Labels for samples that have none, of the right shape and type."""
+        raise NotImplementedError
+
+    def for_training(self, y: Tensor, inputs: Tensor) -> Tensor:
+        """Labels as an objective receives them, on the device of the inputs."""
+        return y.to(inputs.device)
+
+    def strata(self, y: Tensor) -> Array:
+        """The group of every sample, int64, from 0 on; shares are held out of every group alike."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> int:
+        """The number of different strata."""
+        raise NotImplementedError
+
+    def counted(self, outputs: Tensor, y: Tensor) -> Sums:
+        """The sums over the samples of a batch, from outputs and labels as they are stored."""
+        raise NotImplementedError
+
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shape and the type of every sum, for a reader of sums from elsewhere."""
+        raise NotImplementedError
+
+    def possible(self, sums: Sums, samples: int) -> bool:
+        """Whether sums of these shapes can be those of so many samples."""
+        raise NotImplementedError
+
+    def without_labels(self, sums: Sums) -> Sums:
+        """Sums with the same metrics that tell less of the labels, if no metric in `label_metrics` is asked for."""
+        return sums
+
+    def metrics(self, sums: Sums, wanted: Sequence[str]) -> dict[str, Any]:
+        """Metrics from the sums over all samples; `wanted` are extra ones."""
+        raise NotImplementedError
+
+    def predicted(self, outputs: Tensor) -> Array:
+        """What the outputs say about every sample, float64: probabilities, or numbers in units of the labels."""
+        raise NotImplementedError
+
+
+def added(sums: Iterable[Sums]) -> Sums:
+    """Sums of several batches, added in order."""
+    total: dict[str, Array] = {}
+    for some in sums:
+        for name, value in some.items():
+            total[name] = total[name] + value if name in total else value
+    return total
