@@ -78,6 +78,7 @@ class Visit:
     theta: Array  # received
     server: State  # received
     own: State
+    momentum: float = 0.0
     end: Array = field(init=False)
     beside: Array = field(init=False)  # where its second model ends, for methods with one
 
@@ -220,6 +221,7 @@ class Reports:
     lr: float
     mean: Array  # of delta over S, weighted
     visits: list[Visit]  # S
+    weights: list[float]  # of S
     clients: int  # N
 
 
@@ -268,6 +270,29 @@ def fedadc_double(*, beta: float, phi: float, server_lr: float = 1.0) -> Method:
 
 def fedprox(*, mu: float) -> Method:
     return replace(fedavg(), correction=lambda w, visit: mu * (w - visit.theta))
+
+
+def fednova(*, mu: float = 0.0, beta: float = 0.0, server_lr: float = 1.0) -> Method:
+    """θ ← θ − τ_eff Σ p_k delta_k / ‖a_k‖₁, τ_eff = Σ p_k ‖a_k‖₁; a_j: how far delta_k / lr follows gradient j."""
+
+    def norm(visit: Visit) -> float:
+        j = np.arange(visit.steps)
+        if not mu:  # 1 + ρ + … + ρ^(τ−1−j)
+            rho = visit.momentum
+            return float(((1 - rho ** (visit.steps - j)) / (1 - rho)).sum())
+        step = np.array([[1 - visit.lr * mu, visit.momentum], [-visit.lr * mu, visit.momentum]])  # of (moved, velocity)
+        return float(sum((np.linalg.matrix_power(step, int(visit.steps - 1 - i)) @ [1.0, 1.0])[0] for i in j))
+
+    def serve(r: Reports) -> tuple[Array, State]:
+        norms = np.array([norm(visit) for visit in r.visits])
+        deltas = [(r.theta - visit.end) / a for visit, a in zip(r.visits, norms, strict=True)]
+        change = np.average(norms, weights=r.weights) * np.average(deltas, axis=0, weights=r.weights)
+        if not beta:
+            return r.theta - server_lr * change, {}
+        m = beta * r.server["m"] + change / r.lr
+        return r.theta - server_lr * r.lr * m, {"m": m}
+
+    return Method(serve, server={"m": 0} if beta else {}, correction=lambda w, visit: mu * (w - visit.theta))
 
 
 def feddyn(*, alpha: float, alpha_by_size: bool = False) -> Method:
@@ -446,7 +471,7 @@ def next_round(problem: Problem, run: Run, lr: float, cohort: dict[int, list[Int
         shares = np.bincount(problem.y[k], minlength=problem.network.widths[-1]) / sizes[k]
         own = run.clients.get(k, filled(method.client, run.theta))
         size = sizes[k] / sizes.mean()
-        visit = Visit(problem.network, shares, size, len(batches), lr, run.theta, run.server, own)
+        visit = Visit(problem.network, shares, size, len(batches), lr, run.theta, run.server, own, problem.momentum)
         visit.end = local_round(problem, method, visit, problem.x[k], problem.y[k], batches)
         if method.beside is not None:
             visit.beside = local_round(problem, method.beside, visit, problem.x[k], problem.y[k], batches)
@@ -455,7 +480,7 @@ def next_round(problem: Problem, run: Run, lr: float, cohort: dict[int, list[Int
         clients |= {k: after} if after else {}
     weights = [visit.size if problem.weighting == "samples" else 1.0 for visit in visits]
     mean = np.average([run.theta - visit.end for visit in visits], axis=0, weights=weights)
-    theta, server = method.serve(Reports(run.theta, run.server, lr, mean, visits, len(sizes)))
+    theta, server = method.serve(Reports(run.theta, run.server, lr, mean, visits, weights, len(sizes)))
     return Run(theta, server | teaching(theta, run.server, objective.window), clients)
 
 

@@ -87,7 +87,7 @@ def _method_entry(name: str, method: Method) -> CatalogEntry:
     sent = " body" if method.travels == "embed" else ""
     facts = {
         "paper": next((p.paper for p in parts if p.paper), ""),
-        "up": f"×{up}{sent}",
+        "up": f"×{up}{sent}" + (f" + {len(method.numbers)} number" if method.numbers else ""),
         "down": f"×{down}{sent}",
         "client keeps": ", ".join(client_state) or "–",
         "extra computation": ", ".join(p.computation for p in parts if p.computation) or "–",

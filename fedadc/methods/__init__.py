@@ -10,6 +10,7 @@ from fedadc.methods.fedavg import FedAvg
 from fedadc.methods.fedavgm import FedAvgM
 from fedadc.methods.fedbabu import FedBABU
 from fedadc.methods.feddyn import FedDyn
+from fedadc.methods.fednova import FedNova
 from fedadc.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedadc.methods.fedper import FedPer
 from fedadc.methods.fedprox import FedProx
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
     "fedadc": FedADC,
     "fedadc_double": FedADCDouble,
     "fedprox": FedProx,
+    "fednova": FedNova,
     "feddyn": FedDyn,
     "scaffold": Scaffold,
     "fedavgm": FedAvgM,
@@ -58,6 +60,7 @@ __all__ = [
     "FedAvgM",
     "FedBABU",
     "FedDyn",
+    "FedNova",
     "FedPer",
     "FedProx",
     "FedRep",

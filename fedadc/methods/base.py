@@ -36,6 +36,7 @@ class Method(Settings):
     computation: ClassVar[str] = ""  # the extra work compared with FedAvg, in words
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors that are sent with theta
     tracked: ClassVar[tuple[str, ...]] = ()  # names of uploads for which `mean` holds the plain sum / N, never weighted
+    numbers: ClassVar[tuple[str, ...]] = ()  # names of uploads of one number; they are averaged as delta is
     travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down: "all", or "embed" for the body
     federated: ClassVar[bool] = True  # False: nothing is sent, and the clients' own models are evaluated
     personalized: ClassVar[bool] = False  # True: each client has its own model, evaluated on its own test share

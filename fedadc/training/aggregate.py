@@ -58,6 +58,7 @@ def received(agreement: Agreement, result: ClientResult, weight: float) -> Parti
 def room_for_sum(agreement: Agreement, theta: Vector) -> State:
     """Vectors like those of a sum: delta, what is tracked, and the unit uploads where drift is measured."""
     sums = dict.fromkeys(("delta", *agreement.method.tracked), theta)
+    sums |= dict.fromkeys(agreement.method.numbers, theta[:1])
     return sums | drift_of(0.0, sums)[1] if agreement.drift else sums
 
 

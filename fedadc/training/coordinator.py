@@ -97,6 +97,7 @@ class Coordinator:
     def _check_settings(self) -> None:
         """Refuse what makes no sense together."""
         agreement, method = self.agreement, self.server.method
+        beside = (*method.tracked, *method.numbers)
         setup = Setup(
             agreement.model,
             agreement.example,
@@ -107,8 +108,8 @@ class Coordinator:
             self.server.ensembles.resets,
         )
         require(
-            agreement.bound is None or not method.tracked,
-            f"faults.max_norm bounds delta alone, but {type(method).__name__} also sends {', '.join(method.tracked)}; "
+            agreement.bound is None or not beside,
+            f"faults.max_norm bounds delta alone, but {type(method).__name__} also sends {', '.join(beside)}; "
             "leave max_norm out, or use another method.",
         )
         method.check(setup)

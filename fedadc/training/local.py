@@ -141,6 +141,7 @@ def _local_view(
         steps=task.steps,
         mean_samples=broadcast.mean_samples,
         rng=rng,
+        momentum=work.momentum,
         touched=touched,
     )
     return local, positions

@@ -35,6 +35,7 @@ class Local:
     step: int = 0  # τ - 1, the number of the current step
     batch: Batch = field(init=False)  # the batch of the current step
     scratch: dict[str, Vector] = field(default_factory=dict)  # a method's temporary vectors, discarded after the round
+    momentum: float = 0.0  # local momentum
     touched: Array | None = None  # sorted positions of the samples that this round uses; None: all
     _rows: dict[str, Tensor] = field(default_factory=dict)  # the cache of `per_sample`
 

@@ -51,7 +51,8 @@ def test_runs_on_digits_finite_deterministic_and_counted(method: str, objective:
     traveling = first.plan.federation.agreement.sent_part  # FedPer does not send its head
     vectors = first.state.theta[traveling].numel() * 4 * 5 * METHODS[method].federated
     sent = 1 + len({*METHODS[method].downlink, *OBJECTIVES[objective]().downlink})
-    assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked))}
+    numbers = len(METHODS[method].numbers) * 4 * 5
+    assert {r["bytes_up"] for r in first.history} == {vectors * (1 + len(METHODS[method].tracked)) + numbers}
     assert {r["bytes_down"] for r in first.history} == {vectors * sent}
     plan = prepare(config)
     again = load_config(yaml.safe_load(plan.config.yaml()))

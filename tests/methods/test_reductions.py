@@ -22,6 +22,7 @@ from fedadc.methods import (
     FedAvg,
     FedAvgM,
     FedDyn,
+    FedNova,
     FedProx,
     FedYogi,
     Method,
@@ -78,7 +79,8 @@ class LinearLoss(Objective):
     scale: float = 1.0
 
     def __call__(self, model: Any, batch: Any, local: Any) -> torch.Tensor:
-        return self.scale * (model(batch.x) * torch.linspace(-1, 1, 4, dtype=torch.float64)).mean()
+        z = model(batch.x)
+        return self.scale * (z * torch.linspace(-1, 1, z.shape[1], dtype=torch.float64)).mean()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -259,6 +261,57 @@ def test_hard_and_soft_restricted_softmax_are_equal_where_blocks_are_equal(momen
 def test_restricted_softmax_differs_where_blocks_are_not_equal() -> None:
     hard, soft = (theta(FedAvg(objective=RestrictedSoftmax(alpha=0.5, soft=soft))) for soft in (False, True))
     assert np.abs(hard - soft).max() > 1e-3
+
+
+EQUAL_STEPS = LocalWork(steps=5, batch_size=4, lr=0.2, weight_decay=0.01, clip=2.0, schedule=Cosine(final=0.2))
+
+
+@MOMENTA
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_fednova_with_equal_steps_normalizes_nothing(momentum: float, weighting: str) -> None:
+    work = replace(EQUAL_STEPS, momentum=momentum)
+    for nova, plain in (
+        (FedNova(), FedAvg()),
+        (FedNova(mu=0.2), FedProx(mu=0.2)),
+        (FedNova(beta=0.7, server_lr=0.8), SlowMo(beta=0.7, server_lr=0.8)),
+    ):
+        found, expected = (theta(method, work, weighting=weighting) for method in (nova, plain))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@MOMENTA
+def test_fednova_with_one_client_is_its_local_sgd(momentum: float) -> None:
+    alone: dict[str, Any] = {"work": replace(WORK, momentum=momentum), "partition": Pooled(), "cohort": None}
+    np.testing.assert_allclose(theta(FedNova(), **alone), theta(FedAvg(), **alone), rtol=0, atol=1e-12)
+
+
+def test_fednova_with_unequal_steps_is_not_fedavg() -> None:
+    assert np.abs(theta(FedNova()) - theta(FedAvg())).max() > 1e-3
+
+
+@MOMENTA
+def test_on_constant_gradients_fednova_follows_their_mean_whatever_the_steps(momentum: float) -> None:
+    """FedAvg follows the mean weighted by steps. With momentum, 1, 2 and 3 steps go 1, 2 + m and 3 + 2m + m² far."""
+    x = torch.eye(3, dtype=torch.float64)
+    clients = [(x[[k] * (k + 1)], torch.full((k + 1,), k)) for k in range(3)]  # 1, 2 and 3 samples
+    data = from_clients(clients, test=(x, torch.tensor([0, 1, 2])))
+    work = LocalWork(epochs=1, batch_size=1, lr=0.1, momentum=momentum)
+    moves = {}
+    for method in (FedNova(), FedAvg()):
+        method = replace(method, objective=LinearLoss())
+        module = torch.nn.Linear(3, 3, bias=False).double()
+        federation = Federation(model=module, data=data, method=method, local=work, test=0)
+        first = federation.start().theta.clone()
+        moves[type(method)] = (first - next(iter(federation.rounds(1))).state.theta).view(3, 3).numpy()
+    far = np.array([1, 2 + momentum, 3 + 2 * momentum + momentum**2])
+    gradient = np.linspace(-1, 1, 3)[:, None] / 3 * np.ones(3)  # column k: of client k
+    np.testing.assert_allclose(moves[FedNova], 0.1 * far.mean() * gradient / 3, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(moves[FedAvg], 0.1 * far * gradient / 3, rtol=0, atol=1e-14)
+
+
+def test_fednova_refuses_a_mu_beyond_which_its_norm_is_not_known() -> None:
+    with pytest.raises(FedadcError, match=r"mu of at most .* here 1\.25; lower mu"):
+        trained(FedNova(mu=1.3), LocalWork(lr=0.2, momentum=0.25))
 
 
 def test_scaffold_with_one_client_is_fedavg() -> None:
