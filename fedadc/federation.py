@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +27,10 @@ from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
-from fedadc.errors import DataError, FedadcError, article, one_line, require
-from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows
+from fedadc.errors import DataError, FedadcError, article, one_line, require, unknown
+from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows, require_accuracies
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
+from fedadc.evaluation.report import Owners, SplitReport
 from fedadc.methods import FedAvg, Method
 from fedadc.objectives import CrossEntropy, Objective
 from fedadc.partitions import Natural, Partition, deal, default_partition
@@ -175,6 +176,7 @@ class Federation(ServerHalf):
     def _owners_of_held_out(self) -> dict[str, Array]:
         """The number of the client of every held-out row, where the rows name their clients; -1: it does not train."""
         splits = [name for name in self.counter.splits if self.names_owners(name)]
+        require_accuracies(self.counter.task)
         require(
             self.method.federated or self.method.personalized,
             f"evaluate.metrics: fairness does not apply to {type(self.method).__name__}, which judges every client's "
@@ -225,9 +227,26 @@ class Federation(ServerHalf):
         require("test" in self._local_shares, f"data {self.data.name} has no test samples to share out.")
         return self._local_shares["test"]
 
-    def shares_of(self, split: str) -> Clients:
-        """Each client's share of a split: the samples that name it, or else in proportion to its labels."""
-        return self._local_shares[split]
+    def owners_of(self, split: str) -> Owners:
+        """Which client has which rows of a split: those that name it, or else a share in proportion to its labels."""
+        if self.names_owners(split):
+            return Owners.of(getattr(self.data, f"{split}_owners"), self.client_names)
+        return Owners.of_shares(self._local_shares[split], self.client_names)
+
+    def report(
+        self, state: RunState, split: str = "test", *, metrics: Sequence[str] = (), positive: str | None = None
+    ) -> SplitReport:
+        """What the global model of a state does on a split: by client, by class, as a confusion matrix.
+
+        `metrics` are figures such as auroc, beside accuracy, loss and those of `evaluate.metrics`.
+        """
+        self._require_fitting(state)
+        if split not in self.counter.splits:
+            raise unknown("split", split, self.counter.splits)
+        theta, owners = self._predicting_model(state, None), functools.partial(self.owners_of, split)
+        return SplitReport(
+            split, self.counter, theta, self.data.classes, owners, positive, tuple(metrics), self._data_seed
+        )
 
     @cached_property
     def _local_shares(self) -> dict[str, Clients]:

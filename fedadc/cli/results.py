@@ -9,6 +9,23 @@ import typer
 
 from fedadc.cli.options import DataDir, Device, Json, Trust
 
+By = Annotated[
+    str | None, typer.Option(metavar="client|class", help="Also show figures of every client, or of every class.")
+]
+Positive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The class that sensitivity, AUROC etc. are about (default: the last of two; with more, means over all).",
+    ),
+]
+Intervals = Annotated[
+    bool,
+    typer.Option(
+        "--intervals", metavar="", help="Also bootstrap intervals (95 %) over rows or, by client, over clients."
+    ),
+]
+
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
@@ -43,22 +60,42 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(help="Other samples to evaluate on: .npz, .csv or a folder of images.")
     ] = None,
-    metrics: Annotated[str, typer.Option(help="Additional metrics, e.g. top5,macro_f1,per_class.")] = "",
+    metrics: Annotated[
+        str, typer.Option(help="Additional metrics, e.g. macro_f1,auroc,sensitivity,specificity,calibration_error.")
+    ] = "",
+    by: By = None,
+    positive: Positive = None,
+    intervals: Intervals = False,
+    confusion: Annotated[Path | None, typer.Option(help="Also save the confusion matrix as a picture (PNG).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also save the figures of clients or classes as CSV.")
+    ] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Evaluate the saved model of a run on the run's test data, or on other data."""
+    """Evaluate the saved model of a run on the run's test data, or on other data; by client, by class."""
+    from fedadc.errors import require
     from fedadc.system.processes import import_torch
 
     import_torch()
-    from fedadc.cli.terminal import metrics_table, note
+    from fedadc.analysis.confusion import plot_confusion
+    from fedadc.cli.evaluation_output import evaluation_tables
+    from fedadc.cli.terminal import note, say
     from fedadc.runs.evaluate import evaluate as evaluate_run
 
+    require(out is None or by is not None, "--out needs --by client or --by class, whose figures it saves.")
     names = [m.strip() for m in metrics.split(",") if m.strip()]
-    values = evaluate_run(run, data, metrics=names, data_dir=data_dir, device=device, trust=trust, notes=note)
-    metrics_table(values, json)
+    request: dict[str, Any] = {"metrics": names, "by": by, "positive": positive, "intervals": intervals}
+    result = evaluate_run(run, data, **request, data_dir=data_dir, device=device, trust=trust, notes=note)
+    if confusion is not None:
+        plot_confusion(result.confusion, result.report().classes, confusion, f"{run.name}, {result.split}")
+    if out is not None:
+        (result.per_client if by == "client" else result.per_class).write_csv(out)
+    evaluation_tables(result, json)
+    for path in filter(None, [] if json else [confusion, out]):
+        say(f"written: {path}")
 
 
 def personalize(

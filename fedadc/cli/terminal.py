@@ -34,7 +34,6 @@ from fedadc.personal.results import table_rows as personal_rows
 from fedadc.runs.runner import RunResult
 from fedadc.studies.experiment import Choice
 from fedadc.studies.progress import Progress, RunProgress
-from fedadc.training.state import Metrics
 
 
 class _Console(Console):
@@ -374,22 +373,6 @@ def run_summary(result: RunResult) -> None:
         most = ", ".join(f"{client} ({times} ×)" for client, times in skipped.most_common(5))
         note(f"skipped {skipped.total()} updates that were not finite (`skipped` in metrics.jsonl); clients: {most}")
     say(f"run:   {result.out}")
-
-
-def metrics_table(values: dict[str, Metrics], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(values, indent=2))
-        return
-    table = Table()
-    table.add_column("data")
-    table.add_column("metric")
-    table.add_column("value", justify="right", overflow="fold")
-    for split, metrics in values.items():
-        for name, value in metrics.items():
-            shown = f"{value:.4f}" if isinstance(value, float) else " ".join(
-                "–" if v is None else f"{v:.3f}" for v in value)  # fmt: skip
-            table.add_row(Text(split), name, shown)
-    out.print(table)
 
 
 def catalog_table(what: str, entries: Sequence[CatalogEntry], as_json: bool) -> None:

@@ -110,6 +110,10 @@ class MetricCounter:
         with torch_seeded(0, "evaluation", client=batch.start):  # for a model that is random even in evaluation mode
             return self.model.predict(theta, x), samples.labels(chosen)
 
+    def metrics_of(self, outputs: Tensor, y: Tensor) -> Metrics:
+        """Metrics of any samples with these outputs and labels."""
+        return self.task.metrics(self.task.counted(outputs, y), self.evaluation.metrics)
+
     def metrics(self, counts: Iterable[BatchCounts]) -> dict[str, Metrics]:
         """The metrics of every split; sums are added in order."""
         of_split: dict[str, list[BatchCounts]] = {split: [] for split in self.splits}

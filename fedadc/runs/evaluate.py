@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fedadc.config.build import prepare
-from fedadc.data.dataset import Dataset, Samples
-from fedadc.data.loaders.samples import read_samples
+from fedadc.data.dataset import Array, Dataset, Samples
+from fedadc.data.loaders.samples import read_owned_samples
 from fedadc.errors import DataError, require, unknown
+from fedadc.evaluation.fairness import FAIRNESS
+from fedadc.evaluation.figures import CLASS_FIGURES
+from fedadc.evaluation.metrics import MetricCounter
+from fedadc.evaluation.report import Owners, SplitReport
+from fedadc.federation import Federation
 from fedadc.models.build import read_weights
+from fedadc.runs.evaluation import BY, EvaluationResult
 from fedadc.runs.layout import METRICS, other_models
 from fedadc.runs.record import TRAINING_ONLY, read_run, require_same_split, saved_model
 from fedadc.system.determinism import resolve_device
@@ -28,21 +36,30 @@ def evaluate(
     data: str | Path | None = None,
     *,
     metrics: str | Sequence[str] = (),
+    by: str | None = None,
+    positive: str | None = None,
+    intervals: bool = False,
     data_dir: str | Path | None = None,
     device: str = "cpu",
     trust: bool = False,
     notes: Notes = log.info,
-) -> dict[str, Metrics]:
+) -> EvaluationResult:
     """Metrics of the saved models of a run per split; only on the samples in the file or folder `data` if given.
 
-    `metrics` are further ones: top5, macro_f1, per_class. The names of splits begin with the name of the model, except
-    for the model by which the run is judged. User code is loaded if it is as the run has sealed it, or with `trust`.
+    `metrics` are further ones: top5, macro_f1, per_class, fairness; auroc, average_precision, sensitivity, specificity,
+    calibration_error, brier. The names of splits begin with the name of the model, except for the model by which the
+    run is judged. The result has its figures by client and by class, and the confusion matrix; `by` ("client" or
+    "class") says what its `to_frame()` has, and whether `intervals` are drawn over clients or rows. `positive` is the
+    class of sensitivity, specificity, AUROC and average precision; by default the last of two classes. User code is
+    loaded if it is as the run has sealed it, or with `trust`.
     """
     metrics = [metrics] if isinstance(metrics, str) else metrics
     path, other = Path(run), None if data is None else Path(data)
     for name in metrics:
-        if name not in EXTRA_METRICS:
-            raise unknown("metric", name, EXTRA_METRICS)
+        if name not in (known := (*EXTRA_METRICS, FAIRNESS, *CLASS_FIGURES)):
+            raise unknown("metric", name, known)
+    require(by is None or by in BY, f"by must be client or class, not {by!r:.60}.")
+    require(other is None or other.exists(), f"data: there is no {other}.", DataError)
     recorded = read_run(path)
     config = recorded.config(TRAINING_ONLY, trust, notes)
     metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
@@ -50,33 +67,97 @@ def evaluate(
         "personal" not in metric,
         f"{path} has no global model to evaluate, because each client has its own head; see {metric} in {METRICS}.",
     )
-    main_file = saved_model(recorded)
-    evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys([*config.evaluate.metrics, *metrics])))
-    require(other is None or other.exists(), f"data: there is no {other}.", DataError)
+    files = {"": saved_model(recorded), **{f"{name} ": file for name, file in other_models(path).items()}}
+    counted = [name for name in (*config.evaluate.metrics, *metrics) if name not in CLASS_FIGURES]
+    evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys(counted)))
     model = replace(config.model, weights=None)
-    config = replace(config, evaluate=evaluation, model=model, storage=Storage())
-    plan = prepare(config, data_dir, resolve_device(device))
-    federation, splits = plan.federation, plan.federation.counter.splits
+    plan = prepare(
+        replace(config, evaluate=evaluation, model=model, storage=Storage()), data_dir, resolve_device(device)
+    )
+    federation = plan.federation
     if other is None:
         require_same_split(path, plan.config, federation.data)
+        rows = _held_out(federation, path, notes)
     else:
-        splits = {other.name: _samples(other, federation.data)}
-    other_files = {f"{name} ": file for name, file in other_models(path).items()}
+        rows = _rows_of(federation, other, FAIRNESS in metrics, notes)
+    figures = tuple(dict.fromkeys(name for name in metrics if name in CLASS_FIGURES))
     found: dict[str, Metrics] = {}
-    for prefix, file in {"": main_file, **other_files}.items():
+    reports: dict[str, SplitReport] = {}
+    for prefix, file in files.items():
         federation.load_state_dict(read_weights(file), str(file))
-        counter = replace(federation.counter, splits=splits)
-        found |= {prefix + name: values for name, values in counter(federation.start().theta).items()}
-    return found
+        theta, classes = federation.start().theta.clone(), federation.data.classes
+        for split, values in rows.counter(theta).items():
+            found_by, seed = rows.owners[split], plan.config.seed
+            report = SplitReport(split, rows.counter, theta, classes, found_by, positive, figures, seed)
+            found[prefix + split], reports[prefix + split] = {**values, **report.extra()}, report
+    result = EvaluationResult(found, reports, by)
+    if intervals:
+        result.compute_intervals()
+    return result
 
 
-def _samples(file: Path, data: Dataset) -> Samples:
-    """Samples of a file or folder that fit the model."""
-    samples, like = read_samples(file, data), data.train.x
+@dataclass(frozen=True)
+class _Rows:
+    """The rows to evaluate on, and how to find out whose they are."""
+
+    counter: MetricCounter
+    owners: Mapping[str, Callable[[], Owners]]
+
+
+def _held_out(federation: Federation, run: Path, notes: Notes) -> _Rows:
+    """The rows that the run has held out."""
+    splits = federation.counter.splits
+    require(bool(splits), f"{run} has held out no rows to evaluate on; give other samples as `data`.")
+    return _Rows(federation.counter, {split: partial(_owners_here, federation, split, notes) for split in splits})
+
+
+def _rows_of(federation: Federation, file: Path, fairness: bool, notes: Notes) -> _Rows:
+    """The rows of a file or folder; `fairness`: whose they are must be known."""
+    samples, ids = _samples(file, federation.data)
+    _note_seen_rows(federation.data.train, samples, file, notes)
+    owners = partial(_owners_there, file, ids, federation)
+    by_row = {file.name: owners().numbers(len(samples))} if fairness or ids is not None else {}
+    return _Rows(replace(federation.counter, splits={file.name: samples}, owners=by_row), {file.name: owners})
+
+
+def _owners_here(federation: Federation, split: str, notes: Notes) -> Owners:
+    """Which client has which held-out rows of the run."""
+    if not federation.names_owners(split):
+        notes(f"the {split} rows name no clients; each client has a share of them in proportion to its training labels")
+    return federation.owners_of(split)
+
+
+def _owners_there(file: Path, ids: Array | None, federation: Federation) -> Owners:
+    """Which client has which rows of a file."""
+    encoding = federation.data.encoding
+    column = None if encoding is None else encoding.client
+    hint = f"it has no column {column}" if column else "the training data names none either"
+    require(ids is not None, f"by client: {file} does not say whose its rows are; {hint}.", DataError)
+    return Owners.of([] if ids is None else ids, federation.client_names)
+
+
+def _note_seen_rows(train: Samples, new: Samples, file: Path, notes: Notes) -> None:
+    """Say how many of the rows are training rows, with the same inputs and label."""
+    trained = set(_digests(train))
+    seen = sum(digest in trained for digest in _digests(new))
+    if seen:
+        notes(f"{seen:,} of {len(new):,} rows of {file.name} are among the rows that the model was trained on")
+
+
+def _digests(samples: Samples) -> Iterator[bytes]:
+    """A short digest of every row with its label."""
+    inputs, labels = samples.x.numpy(), samples.y.numpy()
+    for x, y in zip(inputs, labels, strict=True):
+        yield hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
+
+
+def _samples(file: Path, data: Dataset) -> tuple[Samples, Array | None]:
+    """Samples of a file or folder that fit the model, and the client of each, if the file says it."""
+    (samples, owners), like = read_owned_samples(file, data), data.train.x
     require(
         samples.x.shape[1:] == like.shape[1:] and samples.x.dtype == like.dtype,
         f"{file} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
         f"{list(like.shape[1:])} of type {like.dtype}.",
         DataError,
     )
-    return samples
+    return samples, owners

@@ -12,6 +12,7 @@ import torch
 
 from fedadc.config.build import prepare
 from fedadc.config.settings import Config
+from fedadc.evaluation.frames import History
 from fedadc.federation import Federation
 from fedadc.fields.summary import summary
 from fedadc.models.build import read_weights
@@ -29,7 +30,7 @@ class LoadedRun:
 
     path: Path
     config: Config
-    history: list[dict[str, Any]]  # one record per round, as in metrics.jsonl
+    history: History  # one record per round, as in metrics.jsonl; `.to_pandas()`
     classes: tuple[str, ...]
     federation: Federation  # of the run's data and model
 
@@ -69,4 +70,6 @@ def load(
     config = replace(config, model=replace(config.model, weights=None), storage=Storage())
     plan = prepare(config, data_dir, resolve_device(device))
     plan.federation.load_state_dict(read_weights(file), str(file))
-    return LoadedRun(recorded.path, plan.config, recorded.records, plan.federation.data.classes, plan.federation)
+    return LoadedRun(
+        recorded.path, plan.config, History(recorded.records), plan.federation.data.classes, plan.federation
+    )

@@ -17,6 +17,7 @@ from fedadc.config.build import Plan, TrainingPlan, prepare
 from fedadc.config.settings import Config
 from fedadc.errors import RunDamaged, StatesLost, require
 from fedadc.evaluation.evaluator import reaches
+from fedadc.evaluation.frames import History
 from fedadc.fields.summary import summary
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
@@ -39,7 +40,7 @@ class RunResult:
     """The result of a run."""
 
     config: Config
-    history: list[dict[str, Any]]  # one record per round, as in metrics.jsonl
+    history: History  # one record per round, as in metrics.jsonl; `.to_pandas()`
     state: RunState
     plan: TrainingPlan
     out: Path | None
@@ -270,7 +271,7 @@ def execute(
             raise
         finally:
             federation.close()
-    return RunResult(config, history, state, plan, None if directory is None else directory.path)
+    return RunResult(config, History(history), state, plan, None if directory is None else directory.path)
 
 
 def _up_to(until: int | None, stream: Iterator[Round]) -> Iterator[Round]:

@@ -9,7 +9,7 @@ from fedadc.fields.summary import field_summary, summary
 from fedadc.models.vectors import State, Vector
 from fedadc.training.client_states import ClientStates
 
-Metrics = dict[str, float | list[float | None]]
+Metrics = dict[str, float | list[float | None] | None]
 
 
 @dataclass(frozen=True)

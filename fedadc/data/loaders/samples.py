@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedadc.data.dataset import Dataset, Samples
-from fedadc.data.loaders.arrays import samples_like
+from fedadc.data.dataset import Array, Dataset, Samples
+from fedadc.data.loaders.arrays import checked_owners, samples_like
 from fedadc.data.loaders.csv import csv_like
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
@@ -16,8 +16,15 @@ from fedadc.errors import DataError, require
 
 def read_samples(path: Path, like: Dataset) -> Samples:
     """Samples from a file or a folder of images, converted to the classes and input shape of `like`."""
+    return read_owned_samples(path, like)[0]
+
+
+def read_owned_samples(path: Path, like: Dataset) -> tuple[Samples, Array | None]:
+    """The samples, and the client of every one; None if the file does not say it."""
+    owners = None
     if like.encoding is not None:
-        return csv_like(path, like).train
+        table = csv_like(path, like)
+        return table.train, table.owners
     if path.is_dir():
         path = path / "test" if (path / "test").is_dir() else path
         require(
@@ -29,5 +36,8 @@ def read_samples(path: Path, like: Dataset) -> Samples:
         x, y = read_images(path, (width, height))
         x = np.repeat(x, channels, axis=1) if x.shape[1] == 1 else x
     else:
-        x, y = pair_in(read_npz(path), path, ("", "_test"))
-    return samples_like(like.classes, x, y, path.name)
+        arrays = read_npz(path)
+        x, y = pair_in(arrays, path, ("", "_test"))
+        owners = arrays.get("client" if {"x", "y"} <= arrays.keys() else "client_test")
+        owners = None if owners is None else checked_owners(owners, len(y), path.name)
+    return samples_like(like.classes, x, y, path.name), owners

@@ -1,0 +1,195 @@
+"""What a model does on one split, in detail: by client, by class, as a confusion matrix, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadc.data.dataset import Array, Clients
+from fedadc.errors import require, unknown
+from fedadc.evaluation.fairness import spread_over_clients
+from fedadc.evaluation.figures import CLASS_FIGURES, OF_TWO_CLASSES, Judged, of_classes
+from fedadc.evaluation.frames import FigureTable
+from fedadc.evaluation.intervals import percentile_intervals
+from fedadc.evaluation.metrics import EvaluationBatch, MetricCounter
+from fedadc.models.vectors import Vector
+from fedadc.system.determinism import deterministic
+from fedadc.tasks import LOWER_IS_BETTER, Classification
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether small values of a metric are good ones."""
+    return metric.endswith((*LOWER_IS_BETTER, "calibration_error", "brier"))
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Which client has which rows of a split."""
+
+    names: tuple[str, ...]
+    rows: tuple[Array, ...]  # of every client, ascending; none is empty
+
+    @staticmethod
+    def of(owners: Iterable[object], order: Sequence[str] = ()) -> Owners:
+        """From the client of every row; clients in `order` come first, in that order, then the others by name."""
+        names, position = np.unique(np.array(list(map(str, owners))), return_inverse=True)
+        numbers = {name: k for k, name in enumerate(names.tolist())}
+        ordered = [name for name in order if name in numbers]
+        ordered += sorted(numbers.keys() - set(ordered))
+        shares = Clients.from_owner(position.reshape(-1), len(names))
+        return Owners(tuple(ordered), tuple(shares[numbers[name]] for name in ordered))
+
+    @staticmethod
+    def of_shares(shares: Clients, names: Sequence[str]) -> Owners:
+        """From the rows of every client, without the clients that have none."""
+        having = np.flatnonzero(shares.sizes).tolist()
+        return Owners(tuple(names[k] for k in having), tuple(shares[k] for k in having))
+
+    def numbers(self, rows: int) -> Array:
+        """The number of the client of every row, int32; -1: no client has it."""
+        owner = np.full(rows, -1, dtype=np.int32)
+        for number, own in enumerate(self.rows):
+            owner[own] = number
+        return owner
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """A model on the rows of one split. Figures are computed when they are asked for."""
+
+    split: str
+    counter: MetricCounter
+    theta: Vector
+    classes: tuple[str, ...]
+    find_owners: Callable[[], Owners]
+    positive: str | None = None  # the class of binary figures; None: the last of two, or means over all classes
+    figures: tuple[str, ...] = ()  # names of CLASS_FIGURES, beside the metrics of the counter
+    seed: int = 0  # of the intervals
+
+    def __post_init__(self) -> None:
+        for name in self.figures:
+            if name not in CLASS_FIGURES:
+                raise unknown("metric", name, CLASS_FIGURES)
+        needed = self.positive is not None or self.figures
+        if needed:
+            self.require_classes("positive" if self.positive is not None else self.figures[0])
+        if self.positive is not None and self.positive not in self.classes:
+            raise unknown("positive: class", self.positive, self.classes)
+        for name in OF_TWO_CLASSES:
+            require(
+                name not in self.figures or self.positive_number is not None,
+                f"{name} needs two classes or a positive one, but there are {len(self.classes)}; give `positive`, or "
+                "see the figures by class.",
+            )
+
+    def __repr__(self) -> str:
+        return f"SplitReport({self.split}: {self.samples:,} rows, {self.counter.task.words[1]})"
+
+    def require_classes(self, what: str) -> None:
+        """Refuse what needs classes for a task without them."""
+        task = self.counter.task
+        require(isinstance(task, Classification), f"{what} needs classes, which {task.name} does not have.")
+
+    @property
+    def samples(self) -> int:
+        return len(self.counter.splits[self.split])
+
+    @property
+    def positive_number(self) -> int | None:
+        """The number of the positive class; None with more than two classes, unless one was chosen."""
+        if self.positive is not None:
+            return self.classes.index(self.positive)
+        return 1 if len(self.classes) == 2 else None
+
+    @cached_property
+    def outputs(self) -> tuple[Tensor, Tensor]:
+        """The model's outputs for all rows, in the same batches in which metrics are counted, and the labels."""
+        batches = [batch for batch in self.counter.batches() if batch.split == self.split]
+        require(bool(batches), f"{self.split} has no rows.")
+        with deterministic():
+            found = [self.counter.outputs(self.theta, batch, positions_of(batch)) for batch in batches]
+        outputs, labels = zip(*found, strict=True)
+        return torch.cat(outputs).cpu(), torch.cat(labels).cpu()
+
+    @cached_property
+    def judged(self) -> Judged:
+        """Labels, predictions and probabilities, for the figures of a classifier."""
+        self.require_classes("a figure of classes")
+        outputs, labels = self.outputs
+        probabilities = self.counter.task.predicted(outputs)
+        return Judged(labels.numpy(), outputs.argmax(dim=1).numpy(), probabilities, self.positive_number)
+
+    def numbers(self, rows: Array) -> dict[str, float | None]:
+        """The metrics of some of the rows that are single numbers, then the figures that were asked for."""
+        outputs, labels = self.outputs
+        chosen = torch.from_numpy(rows)
+        with deterministic():
+            metrics = self.counter.metrics_of(outputs[chosen], labels[chosen])
+        counted: dict[str, float | None] = {
+            name: float(value) for name, value in metrics.items() if isinstance(value, float)
+        }
+        return {**counted, **self.extra(rows)}
+
+    def extra(self, rows: Array | None = None) -> dict[str, float | None]:
+        """The figures that were asked for, of some rows or of all."""
+        chosen = self.all_rows if rows is None else rows
+        return {name: CLASS_FIGURES[name](self.judged, chosen) for name in self.figures}
+
+    @property
+    def all_rows(self) -> Array:
+        return np.arange(self.samples)
+
+    @cached_property
+    def per_client(self) -> FigureTable:
+        """Per client with rows in this split: the number of them, and metrics."""
+        owners = self.owners
+        found = zip(owners.names, owners.rows, strict=True)
+        return FigureTable("client", {name: {"samples": len(rows), **self.numbers(rows)} for name, rows in found})
+
+    @cached_property
+    def owners(self) -> Owners:
+        """The clients and their rows; refused if they are not known."""
+        return self.find_owners()
+
+    @cached_property
+    def fairness(self) -> dict[str, dict[str, float]]:
+        """Per metric, the worst client, the tenth percentile, the mean over clients and the standard deviation."""
+        rows = self.per_client.values()
+        names = dict.fromkeys(name for row in rows for name in row if name != "samples")
+        values = {name: [row.get(name) for row in rows] for name in names}
+        return {
+            name: spread_over_clients(np.array(found), not lower_is_better(name))
+            for name, found in values.items()
+            if None not in found
+        }
+
+    @cached_property
+    def per_class(self) -> FigureTable:
+        """Per class: precision, recall (sensitivity), specificity, F1, support, AUROC and average precision."""
+        rows = of_classes(self.judged, self.all_rows)
+        return FigureTable("class", dict(zip(self.classes, rows, strict=True)))
+
+    @cached_property
+    def confusion(self) -> Array:
+        """The number of rows by label and prediction, int64 [classes, classes]."""
+        return self.judged.confusion(self.all_rows)
+
+    def intervals(self, by_client: bool = False) -> dict[str, tuple[float, float]]:
+        """95 % bootstrap intervals of the numbers over all rows; what they cover: `percentile_intervals`."""
+        clients = self.owners.rows if by_client else None
+        return percentile_intervals(self.numbers, self.samples, self.seed, clients)
+
+    def to_frame(self) -> Any:
+        """The figures of the clients as a DataFrame."""
+        return self.per_client.to_frame()
+
+
+def positions_of(batch: EvaluationBatch) -> Array:
+    """The rows of a batch."""
+    return np.arange(batch.start, batch.stop)
