@@ -90,7 +90,8 @@ def precision_over_recall(positives: Array, negatives: Array) -> float | None:
 def _counts(positive: Array, scores: Array) -> tuple[Array, Array]:
     require(positive.shape == scores.shape, f"{len(positive)} labels do not match {len(scores)} scores.")
     level = np.unique(scores, return_inverse=True)[1].reshape(-1)
-    counts = np.bincount(2 * level + positive, minlength=2).reshape(-1, 2) if len(level) else np.zeros((1, 2), int)
+    different = int(level.max(initial=0)) + 1
+    counts = np.bincount(2 * level + positive, minlength=2 * different).reshape(different, 2)
     return counts[:, 1], counts[:, 0]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from fedadc.config.build import prepare
+from fedadc.config.build import Plan, prepare
 from fedadc.data.dataset import Array, Dataset, Samples
 from fedadc.data.loaders.samples import read_owned_samples
 from fedadc.errors import DataError, require, unknown
@@ -60,20 +60,7 @@ def evaluate(
             raise unknown("metric", name, known)
     require(by is None or by in BY, f"by must be client or class, not {by!r:.60}.")
     require(other is None or other.exists(), f"data: there is no {other}.", DataError)
-    recorded = read_run(path)
-    config = recorded.config(TRAINING_ONLY, trust, notes)
-    metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
-    require(
-        "personal" not in metric,
-        f"{path} has no global model to evaluate, because each client has its own head; see {metric} in {METRICS}.",
-    )
-    files = {"": saved_model(recorded), **{f"{name} ": file for name, file in other_models(path).items()}}
-    counted = [name for name in (*config.evaluate.metrics, *metrics) if name not in CLASS_FIGURES]
-    evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys(counted)))
-    model = replace(config.model, weights=None)
-    plan = prepare(
-        replace(config, evaluate=evaluation, model=model, storage=Storage()), data_dir, resolve_device(device)
-    )
+    plan, files = _opened(path, metrics, data_dir, device, trust, notes)
     federation = plan.federation
     if other is None:
         require_same_split(path, plan.config, federation.data)
@@ -94,6 +81,27 @@ def evaluate(
     if intervals:
         result.compute_intervals()
     return result
+
+
+def _opened(
+    path: Path, metrics: Sequence[str], data_dir: str | Path | None, device: str, trust: bool, notes: Notes
+) -> tuple[Plan, dict[str, Path]]:
+    """The federation of a run, which counts these metrics too, and the files of its models by the prefix of names."""
+    recorded = read_run(path)
+    config = recorded.config(TRAINING_ONLY, trust, notes)
+    metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
+    require(
+        "personal" not in metric,
+        f"{path} has no global model to evaluate, because each client has its own head; see {metric} in {METRICS}.",
+    )
+    files = {"": saved_model(recorded), **{f"{name} ": file for name, file in other_models(path).items()}}
+    counted = [name for name in (*config.evaluate.metrics, *metrics) if name not in CLASS_FIGURES]
+    evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys(counted)))
+    model = replace(config.model, weights=None)
+    plan = prepare(
+        replace(config, evaluate=evaluation, model=model, storage=Storage()), data_dir, resolve_device(device)
+    )
+    return plan, files
 
 
 @dataclass(frozen=True)
