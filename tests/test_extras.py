@@ -9,7 +9,7 @@ from importlib.metadata import requires, version
 
 import pytest
 
-EXTRAS = ["sweep", "ray", "flower"]
+EXTRAS = ["sweep", "ray", "flower", "pandas"]
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -1,0 +1,205 @@
+"""`fedadc evaluate` and its twin: by client, by class, on other rows, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import fedadc
+from commands import Call, fine, refused
+from fedadc.errors import FedadcError
+
+HOSPITALS = {"north": 60, "south": 30, "west": 45, "tiny": 4}
+TREE: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"name": "csv", "path": "heart.csv", "label": "state", "client": "hospital"},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"steps": 3, "batch_size": 8, "lr": 0.1},
+    "evaluate": {"batch_size": 7},
+}
+NUMBERS = "auroc,average_precision,sensitivity,specificity,calibration_error,brier"
+
+
+def table(path: Path, seed: int = 0, hospitals: dict[str, int] = HOSPITALS) -> Path:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["age", "pulse", "hospital", "state"])
+        for name, rows in hospitals.items():
+            for row in range(rows):
+                sick = row % 3 == 0
+                writer.writerow([*(rng.normal(size=2) + 1.5 * sick).round(4), name, "sick" if sick else "healthy"])
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate")
+    data = {**TREE["data"], "path": str(table(folder / "heart.csv"))}
+    fedadc.run({**TREE, "data": data}, out=folder / "run")
+    fedadc.run({**TREE, "data": {"name": "digits", "clients": 9}}, out=folder / "digits")
+    return folder
+
+
+def test_every_client_has_the_figures_of_its_own_rows(folder: Path) -> None:
+    result = fedadc.evaluate(folder / "run", by="client", metrics=["macro_f1", "auroc"])
+    run = fedadc.load(folder / "run")
+    data = run.federation.data
+    assert data.test is not None and [*result.per_client] == ["north", "south", "tiny", "west"]
+    owners, losses = np.asarray(data.test_owners), []
+    for name, figures in result.per_client.items():
+        rows = torch.from_numpy(np.flatnonzero(owners == name))
+        logits, labels = run.predict(data.test.x)[rows], data.test.y[rows]
+        assert figures["samples"] == len(rows)
+        assert figures["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+        assert figures["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+        losses.append(len(rows) * figures["loss"])
+    assert sum(losses) / len(data.test) == pytest.approx(result["test"]["loss"], rel=1e-12)
+    right = sum(figures["samples"] * figures["accuracy"] for figures in result.per_client.values())
+    assert right / len(data.test) == pytest.approx(result["test"]["accuracy"])
+    assert result.per_client["tiny"]["samples"] == 1 and result.per_client["tiny"]["auroc"] is None
+    own = np.array([figures["accuracy"] for figures in result.per_client.values()])
+    assert result.fairness["accuracy"]["worst"] == own.min() and result.fairness["accuracy"]["spread"] == own.std()
+    assert "auroc" not in result.fairness  # it is not defined for every client
+
+
+def test_without_further_arguments_the_result_is_what_it_was(folder: Path) -> None:
+    result = fedadc.evaluate(folder / "run")
+    assert result == {"test": {name: result["test"][name] for name in ("accuracy", "loss")}} and isinstance(
+        result, dict
+    )
+    last = fedadc.load(folder / "run").history[-1]
+    assert result["test"]["accuracy"] == last["test_accuracy"] and result["test"]["loss"] == last["test_loss"]
+
+
+def test_two_lines_give_accuracies_of_clients_and_a_confusion_matrix(folder: Path) -> None:
+    result = fedadc.evaluate(folder / "run", by="client")
+    accuracies, confusion = result.to_frame()["accuracy"], result.confusion
+    assert accuracies["north"] == result.per_client["north"]["accuracy"] and accuracies.index.name == "client"
+    assert confusion.sum() == result.to_frame()["samples"].sum()
+    assert np.trace(confusion) / confusion.sum() == result["test"]["accuracy"]
+    sick = result.per_class["sick"]
+    assert sick["support"] == confusion[1].sum() and sick["recall"] == confusion[1, 1] / confusion[1].sum()
+
+
+def test_a_federation_reports_without_a_run_directory(folder: Path) -> None:
+    result = fedadc.run(fedadc.load_config(folder / "run/config.yaml"))
+    report = result.plan.federation.report(result.state, metrics=["auroc"])
+    saved = fedadc.evaluate(folder / "run", by="client", metrics="auroc")
+    assert report.per_client == saved.per_client and (report.confusion == saved.confusion).all()
+    assert "SplitReport(test: 28 rows" in repr(report)
+    with pytest.raises(FedadcError, match=r"split 'train' is unknown"):
+        result.plan.federation.report(result.state, "train")
+
+
+def test_the_history_of_a_run_is_a_data_frame(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = fedadc.load(folder / "run").history
+    frame = history.to_pandas()
+    assert isinstance(history, list) and isinstance(frame, pandas.DataFrame) and [*frame.index] == [1, 2, 3]
+    assert [*frame["test_accuracy"]] == [record["test_accuracy"] for record in history]
+    assert fedadc.run(fedadc.load_config(folder / "run/config.yaml"), "rounds=1").history.to_pandas().shape[0] == 1
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+    with pytest.raises(
+        FedadcError, match=r"^a DataFrame needs pandas; install the extra: pip install 'fedadc\[pandas\]'\.$"
+    ):
+        history.to_pandas()
+
+
+def test_the_command_and_its_twin_agree(folder: Path, call: Call, tmp_path: Path) -> None:
+    run = str(folder / "run")
+    found = json.loads(fine(call("evaluate", run, "--by", "client", "--metrics", NUMBERS, "--intervals", "--json")))
+    twin = fedadc.evaluate(run, metrics=NUMBERS.split(","), by="client", intervals=True)
+    assert found == json.loads(json.dumps(twin.as_json())) and found["clients"] == twin.per_client
+    for low, high in twin.intervals["test"].values():
+        assert low <= high
+    assert twin.intervals["test"]["accuracy"][0] <= twin["test"]["accuracy"] <= twin.intervals["test"]["accuracy"][1]
+    rows = fedadc.evaluate(run, intervals=True)
+    assert rows.intervals["test"]["loss"] != twin.intervals["test"]["loss"]  # over rows, not clients
+    out = fine(call("evaluate", run, "--by", "class", "--confusion", "c.png", "-o", "classes.csv"))
+    assert "confusion matrix" in out and "sick" in out and "written: classes.csv" in out
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "classes.csv").open(newline="") as stream:
+        saved = {row["class"]: row for row in csv.DictReader(stream)}
+    assert float(saved["sick"]["recall"]) == twin.per_class["sick"]["recall"] and [*saved] == ["healthy", "sick"]
+
+
+def test_simulated_clients_have_shares_and_a_note_says_so(folder: Path, call: Call) -> None:
+    answer = call("evaluate", str(folder / "digits"), "--by", "client")
+    assert "note: the test rows name no clients; each client has a share of them" in answer.err
+    assert "over clients" in fine(answer)
+    result = fedadc.evaluate(folder / "digits", by="class", metrics="auroc")
+    assert len(result.to_frame()) == 10 and result["test"]["auroc"] == pytest.approx(result.to_frame()["auroc"].mean())
+    positive = fedadc.evaluate(folder / "digits", metrics=["auroc", "sensitivity"], positive="3")
+    assert positive["test"]["auroc"] == result.per_class["3"]["auroc"]
+    assert positive["test"]["sensitivity"] == result.per_class["3"]["recall"]
+
+
+def test_other_rows_and_those_that_were_trained_on(folder: Path, call: Call, tmp_path: Path) -> None:
+    run, heart = str(folder / "run"), folder / "heart.csv"
+    answer = call("evaluate", run, "--data", str(heart), "--by", "client")
+    fine(answer)
+    assert "note: 111 of 139 rows of heart.csv are among the rows that the model was trained on" in answer.err
+    new = table(tmp_path / "new.csv", seed=5, hospitals={"east": 20, "north": 10})
+    answer = call("evaluate", run, "--data", str(new), "--by", "client", "--json", "--metrics", "fairness")
+    found = json.loads(fine(answer))
+    assert answer.err == "" and [*found["clients"]] == ["north", "east"]  # those that trained come first
+    assert found["metrics"]["new.csv"]["accuracy_worst"] == found["fairness"]["accuracy"]["worst"]
+    lines = [row.rsplit(",", 2)[0] + "," + row.rsplit(",", 1)[1] for row in new.read_text().splitlines()]
+    (tmp_path / "anonymous.csv").write_text("\n".join(lines) + "\n")
+    anonymous = str(tmp_path / "anonymous.csv")
+    assert "accuracy" in fine(call("evaluate", run, "--data", anonymous))
+    refused(call("evaluate", run, "--data", anonymous, "--by", "client"), "it has no column hospital", code=5)
+    refused(call("evaluate", run, "--data", anonymous, "--metrics", "fairness"), "it has no column hospital", code=5)
+    (tmp_path / "unlabeled.csv").write_text("age,pulse,hospital\n1,2,north\n")
+    refused(call("evaluate", run, "--data", str(tmp_path / "unlabeled.csv"), "--by", "class"), "column state", code=5)
+
+
+def test_the_clients_of_an_npz_file(folder: Path, tmp_path: Path) -> None:
+    digits = fedadc.load(folder / "digits").federation.data.test
+    assert digits is not None
+    x, y = digits.x[:30].numpy(), digits.y[:30].numpy()
+    np.savez(tmp_path / "new.npz", x=x, y=y, client=np.arange(30) % 2)
+    result = fedadc.evaluate(folder / "digits", tmp_path / "new.npz", by="client")
+    assert {name: row["samples"] for name, row in result.per_client.items()} == {"0": 15, "1": 15}
+    np.savez(tmp_path / "bare.npz", x=x, y=y)
+    with pytest.raises(FedadcError, match="does not say whose its rows are; the training data names none either"):
+        fedadc.evaluate(folder / "digits", tmp_path / "bare.npz", by="client")
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (["--by", "clients"], "--by must be client or class, not 'clients'"),
+        (["--metrics", "aurok"], "metric 'aurok' is unknown; did you mean 'auroc'?"),
+        (["--positive", "sik", "--metrics", "auroc"], "class 'sik' is unknown; did you mean 'sick'?"),
+        (["--out", "x.csv"], "--out needs --by client or --by class"),
+        (["--by", "class", "--out", "x.txt"], "x.txt should end in .csv"),
+        (["--confusion", "x.pdf"], "x.pdf should end in .png"),
+    ],
+)
+def test_mistakes_are_one_sentence(folder: Path, call: Call, words: list[str], fragment: str) -> None:
+    refused(call("evaluate", str(folder / "run"), *words), fragment)
+
+
+def test_further_mistakes(folder: Path) -> None:
+    result = fedadc.evaluate(folder / "run")
+    with pytest.raises(FedadcError, match=r"client 'nort' is unknown; did you mean 'north'\?"):
+        result.per_client["nort"]
+    with pytest.raises(FedadcError, match=r"class 'ill' is unknown; choose from: healthy, sick"):
+        result.per_class["ill"]
+    with pytest.raises(FedadcError, match=r"split 'train' is unknown; .* test"):
+        result.report("train")
+    with pytest.raises(FedadcError, match=r"^sensitivity needs two classes or a positive one, but there are 10"):
+        fedadc.evaluate(folder / "digits", metrics="sensitivity")
+    x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 2
+    bare = fedadc.Federation(model=torch.nn.Linear(5, 2).double(), data=fedadc.from_arrays(x, y), clients=4, test=0)
+    with pytest.raises(FedadcError, match=r"^split 'test' is unknown; there are no others\.$"):
+        bare.report(bare.start())
