@@ -7,7 +7,7 @@ sample of a client.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -18,8 +18,9 @@ import torch
 from fedadc.data.dataset import Clients
 from fedadc.engines.base import Engine
 from fedadc.errors import require
-from fedadc.evaluation.evaluator import Evaluator, models_of, until
+from fedadc.evaluation.evaluator import Evaluator, models_of
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
+from fedadc.evaluation.stopping import VALIDATION, Stopper, Stopping, validation_metrics
 from fedadc.methods import Method
 from fedadc.models.flat import FlatModel
 from fedadc.training.agreement import Agreement
@@ -91,10 +92,15 @@ class ServerHalf(ABC):
         start: RunState | None = None,
         stop_at_accuracy: float | None = None,
         trusted: bool = False,
+        *,
+        stop: Stopping | None = None,
+        history: Iterable[Round | Mapping[str, Any]] = (),
     ) -> Iterator[Round]:
         """Train up to round `rounds`, from the beginning or from a state of an earlier round.
 
-        Unless a state is `trusted`, it is checked to fit this federation.
+        Unless a state is `trusted`, it is checked to fit this federation. `stop` may end training early;
+        `stop_at_accuracy` is short for it. From a state of an earlier round, its patience needs the `history`: the
+        results or the records of the rounds before.
         """
         first = self.start() if start is None else start
         kind = type(first).__name__
@@ -113,9 +119,34 @@ class ServerHalf(ABC):
             stop_at_accuracy is None or (isinstance(stop_at_accuracy, int | float) and 0 < stop_at_accuracy <= 1),
             f"stop_at_accuracy must be in (0, 1], not {stop_at_accuracy!r:.60}.",
         )
+        require(stop is None or stop_at_accuracy is None, "give stop or stop_at_accuracy, not both.")
+        stopper = self._stopper(stop or Stopping(accuracy=stop_at_accuracy), rounds, history)
         first = replace(first, clients=first.clients.kept_in(self.storage))
         evaluated = self.evaluator.follow(train(self.coordinator, self.engine.run, rounds, first), rounds)
-        return until(self._completed(with_events(evaluated, self.engine.take_events)), stop_at_accuracy)
+        return stopper.follow(self._completed(with_events(evaluated, self.engine.take_events)))
+
+    def _stopper(self, stop: Stopping, rounds: int, history: Iterable[Round | Mapping[str, Any]]) -> Stopper:
+        """What decides when to stop, having seen the rounds of a history."""
+        require(isinstance(stop, Stopping), f"stop must be a Stopping, not {stop!r:.60}.")
+        self.check_stopping(stop)
+        stopper = Stopper(stop, self.evaluation, rounds)
+        for seen in history:
+            number, metrics = (seen.round, seen.metrics) if isinstance(seen, Round) else (seen["round"], seen)
+            stopper.see(number, metrics)
+        return stopper
+
+    def check_stopping(self, stop: Stopping) -> None:
+        """Refuse patience that nothing could decide, and a metric that is not measured."""
+        require(
+            stop.patience is None or VALIDATION in self.counter.splits,
+            "stop.patience needs validation data; hold out a share with data.validation, such as 0.1 (in Python "
+            "validation=0.1), or leave stop.patience out.",
+        )
+        names = validation_metrics(self.method, self.evaluation, type(self.counter.task))
+        require(
+            stop.metric is None or stop.metric in names,
+            f"stop.metric: {stop.metric} is not measured; these are: {', '.join(names)} (see evaluate.metrics).",
+        )
 
     def _completed(self, stream: Iterator[Round]) -> Iterator[Round]:
         """The same rounds, with what a kind of federation has to add to them."""

@@ -24,11 +24,11 @@ from fedadc.config.settings import (
     DataConfig,
     FederationConfig,
     ModelConfig,
-    StopConfig,
 )
 from fedadc.config.yaml import overlay, parse_yaml
 from fedadc.data import DATASETS
 from fedadc.evaluation.metrics import Evaluation
+from fedadc.evaluation.stopping import Stopping
 from fedadc.methods import METHODS
 from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config
@@ -126,7 +126,7 @@ def test_make_targets_named_in_the_readme_exist() -> None:
 def test_every_key_of_a_config_is_explained() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     nodes = {"": Config, "data.": DataConfig, "model.": ModelConfig, "local.": LocalWork, "cohort.": CohortConfig,
-             "evaluate.": Evaluation, "stop.": StopConfig, "storage.": Storage, "faults.": Faults,
+             "evaluate.": Evaluation, "stop.": Stopping, "storage.": Storage, "faults.": Faults,
              "checkpoint.": Checkpointing, "ensembles.": Ensembles, "communication.": Communication,
              "clock.": Clock, "federation.": FederationConfig}  # fmt: skip
     branches = {node.rstrip(".") for node in nodes} | {"folder", "code", "options"}

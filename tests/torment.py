@@ -61,6 +61,13 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
         "cohort": {"size": 6, "selection": "clusters"},
         **FAULTY,
     },
+    "fedavg/patience": {
+        "method": "fedavg",
+        "data": {**BASE["data"], "validation": 0.2},
+        "evaluate": {"every": 2, "overlap": True},
+        "stop": {"patience": 3, "min_delta": 0.02},
+        "checkpoint": {"every": 2},
+    },
     "fedper": {**IN_FILES, **FAULTY},
     "ditto": {"checkpoint": {"every": 2}, "evaluate": {"every": 3, "overlap": True}},
     "local_only": {"evaluate": {"every": 20}},

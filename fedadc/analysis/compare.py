@@ -12,6 +12,7 @@ from typing import Any
 
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.evaluation.fairness import FAIRNESS_METRICS
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.methods import PAIRS
 from fedadc.runs.record import RecordedRun
 
@@ -242,10 +243,6 @@ def _first_round(run: RecordedRun, metric: str, target: float) -> int | None:
     """The first round that reached the target; None if no round did."""
     sign = 1 if higher_is_better(metric) else -1
     return next((t for t, v in curve(run, metric) if sign * v >= sign * target), None)
-
-
-def higher_is_better(metric: str) -> bool:
-    return not metric.endswith(("loss", "drift_distance", "drift_spread", "accuracy_spread"))
 
 
 def _near(best: float, higher: bool) -> float:

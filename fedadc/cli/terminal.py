@@ -31,6 +31,7 @@ from fedadc.analysis.label_counts import LabelCounts
 from fedadc.config.catalog import CatalogEntry
 from fedadc.personal.results import ResultRow
 from fedadc.personal.results import table_rows as personal_rows
+from fedadc.runs.layout import BEST_MODEL
 from fedadc.runs.runner import RunResult
 from fedadc.studies.experiment import Choice
 from fedadc.studies.progress import Progress, RunProgress
@@ -367,7 +368,11 @@ def run_summary(result: RunResult) -> None:
     metrics = [f"{k.replace('_', ' ')} {v:.4f}" for k, v in last.items() if isinstance(v, float) and "_" in k]
     say(f"round {last['round']}: {', '.join(metrics)}")
     if last["round"] < result.config.rounds:
-        say(f"stopped early: reached accuracy {result.config.stop.accuracy}")
+        say(f"stopped early: {result.stopped}")
+    best = result.best
+    if best is not None and best.round:
+        where = f" ({BEST_MODEL})" if best.kept else ""
+        say(f"best {str(best.metric).replace('_', ' ')} {best.value:.4f} at round {best.round}{where}")
     skipped = Counter(client for record in result.history for client in record.get("skipped", []))
     if skipped:
         most = ", ".join(f"{client} ({times} ×)" for client, times in skipped.most_common(5))

@@ -15,13 +15,15 @@ import torch
 
 from fedadc.cluster.settings import RayCluster
 from fedadc.communication.clock import Clock
+from fedadc.config.ending import check_end
 from fedadc.config.schema import hints_of, leaf
-from fedadc.config.settings import AT_SITES, Config, DataConfig, Init, ModelConfig, StopConfig
+from fedadc.config.settings import AT_SITES, Config, DataConfig, Init, ModelConfig
 from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
+from fedadc.evaluation.stopping import Stopping
 from fedadc.federation import Federation, with_objective
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights, require_maker
@@ -99,6 +101,7 @@ def prepare(
             engine=None if cluster is None else replace(cluster, load=_loader(asked, data_dir)),
         )
     _load_weights(config, federation.agreement)
+    check_end(config, federation)
     data_config = replace(config.data, clients=len(federation.clients))
     model = replace(model, channels_last=federation.agreement.inputs.channels_last)
     return Plan(replace(config, data=data_config, model=model), federation)
@@ -110,10 +113,10 @@ def _as_traced(config: Config) -> Config:
     Whether it stops depends on the evaluation, and so on who was there.
     """
     trace = _faults(config).trace
-    if trace is None or config.stop.accuracy is None:
+    if trace is None or (config.stop.accuracy is None and config.stop.patience is None):
         return config
     last = len(Trace.read(Path(trace)).lines)
-    return replace(config, rounds=min(config.rounds, last), stop=StopConfig())
+    return replace(config, rounds=min(config.rounds, last), stop=Stopping(metric=config.stop.metric))
 
 
 @dataclass(frozen=True)

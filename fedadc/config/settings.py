@@ -21,6 +21,7 @@ from fedadc.data import DATASETS
 from fedadc.data.batches import Augment
 from fedadc.errors import FedadcError, one_line, require, spelled
 from fedadc.evaluation.metrics import Evaluation
+from fedadc.evaluation.stopping import Stopping
 from fedadc.fields.settings import Settings
 from fedadc.fields.summary import field_summary, summary
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
@@ -123,26 +124,16 @@ class CohortConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing(Settings):
-    """How often a checkpoint is written."""
+    """How often a checkpoint is written, and what is kept beside the last model."""
 
     every: int | None = None  # rounds; None: by time, see seconds
     seconds: float = 30.0  # time between checkpoints; longer if writing them would take more than 2 % of the run's time
+    best: bool | None = None  # keep the best model by validation data; None: if there is such data and a global model
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.every is None or self.every >= 1, f"every must be at least 1, not {self.every}.")
         require(0 <= self.seconds < math.inf, f"seconds must be 0 or more and finite, not {self.seconds}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopConfig(Settings):
-    """When to stop before the last round."""
-
-    accuracy: float | None = None  # of the validation data if there is any, else of the test data
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.accuracy is None or 0 < self.accuracy <= 1, f"accuracy must be in (0, 1], not {self.accuracy}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +194,7 @@ class Config(Settings):
     local: LocalWork = field(default_factory=LocalWork)
     cohort: CohortConfig = field(default_factory=CohortConfig)
     evaluate: Evaluation = field(default_factory=Evaluation)
-    stop: StopConfig = field(default_factory=StopConfig)
+    stop: Stopping = field(default_factory=Stopping)
     faults: Faults = field(default_factory=Faults)
     ensembles: Ensembles = field(default_factory=Ensembles)
     communication: Communication = field(default_factory=Communication)

@@ -16,7 +16,6 @@ from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounte
 from fedadc.methods.base import Method
 from fedadc.models.vectors import Vector, state_of, vector_like
 from fedadc.system.determinism import deterministic
-from fedadc.tasks import JUDGED_BY
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.state import Metrics, Round, RunState
 
@@ -125,19 +124,3 @@ def _mean(weights: list[int], values: list[Any]) -> float | list[float | None]:
     """A weighted mean, entry by entry where the values are lists."""
     mean = np.average(np.array(values, dtype=float), axis=0, weights=weights)  # None becomes NaN
     return float(mean) if mean.ndim == 0 else [None if np.isnan(v) else float(v) for v in mean]
-
-
-def until(stream: Iterable[Round], accuracy: float | None) -> Iterator[Round]:
-    """End after the first round that reaches an accuracy: on validation data where there is some, else on test data.
-
-    Where there is no global model, the accuracy of the clients' own models counts.
-    """
-    for result in stream:
-        yield result
-        if reaches(result.metrics, accuracy):
-            return
-
-
-def reaches(metrics: Mapping[str, Any], accuracy: float | None) -> bool:
-    value = next((metrics[name] for name in JUDGED_BY if name in metrics), None)
-    return accuracy is not None and isinstance(value, float) and value >= accuracy

@@ -20,7 +20,7 @@ from fedadc.communication.network import FIGURES
 from fedadc.config.settings import Checkpointing
 from fedadc.errors import DiskError, RunDamaged, require
 from fedadc.fields.summary import summary
-from fedadc.models.vectors import State, canonical
+from fedadc.models.vectors import State, Vector, canonical
 from fedadc.runs.layout import (
     CHECKPOINT_FILE,
     CLIENT_STATE_FILE,
@@ -47,7 +47,7 @@ from fedadc.training.state import RunState
 from fedadc.training.state_files import StateFolder
 
 log = logging.getLogger("fedadc")
-SERVER, LINKS = "server.", "links."  # prefixes of the names of their tensors
+SERVER, LINKS, KEPT_BEST = "server.", "links.", "best."  # prefixes of the names of their tensors
 KEPT = 2  # checkpoints
 LARGEST_SHARE = 0.02  # of a run's time that writing may take
 
@@ -76,6 +76,7 @@ class Checkpoints:
         self.folder, self.federation, self.config = Path(folder).resolve(), federation, config
         require(self.folder.parent.is_dir(), f"there is no folder {self.folder.parent} for checkpoints.")
         self.states = StateFolder.at(self.folder / CLIENT_STATES, CLIENT_STATE_FILE)
+        self.best: tuple[int, Vector] | None = None  # round and vector of the best model so far, saved with the state
         self._kept: list[Manifest] = []  # the newest first
 
     def __repr__(self) -> str:
@@ -108,7 +109,10 @@ class Checkpoints:
                 folder.mkdir()
                 flush_folder(folder.parent)
         clients = self._write_states(state.clients)
-        content = to_safetensors({"theta": state.theta, **_under(SERVER, state.server), **_under(LINKS, state.links)})
+        best = {} if self.best is None else {str(self.best[0]): self.best[1]}
+        groups = {SERVER: state.server, LINKS: state.links, KEPT_BEST: best}
+        own = {prefix + name: v for prefix, vectors in groups.items() for name, v in vectors.items()}
+        content = to_safetensors({"theta": state.theta, **own})
         write_file(self.folder / f"{checkpoint_name(state.round)}.safetensors", content)
         manifest = Manifest(
             FORMAT, state.round, state.horizon, self.config, self.data, checksum(content), metrics, clients
@@ -146,7 +150,7 @@ class Checkpoints:
     def _if_good(self, path: Path) -> Manifest | None:
         with suppress(UnusableCheckpoint, OSError):
             manifest = self._manifest(path)
-            self._state(manifest)
+            self._state(manifest, self._tensors(manifest))
             return manifest
         return None
 
@@ -176,7 +180,8 @@ class Checkpoints:
                         f"{METRICS} no longer has the rounds before it (restore it from a copy; a new run can start "
                         "from this run's model with model.weights)"
                     )
-                state = self._state(manifest)
+                tensors = self._tensors(manifest)
+                state = self._state(manifest, tensors)
             except UnusableCheckpoint as error:
                 reasons.append(f"{path} cannot be used: {error}")
             except OSError as error:
@@ -184,7 +189,7 @@ class Checkpoints:
             else:
                 for reason in reasons:
                     warn(f"{reason}; continuing from the checkpoint before it")
-                self._kept = [manifest]
+                self._kept, self.best = [manifest], _best_in(tensors, state.theta)
                 return state
         if reasons:
             raise RunDamaged("no checkpoint is usable, and nothing was changed: " + "; ".join(reasons) + ".")
@@ -200,10 +205,12 @@ class Checkpoints:
             raise UnusableCheckpoint("it belongs to other data or weights, or they have changed since")
         return manifest
 
-    def _state(self, manifest: Manifest) -> RunState:
+    def _tensors(self, manifest: Manifest) -> State:
+        return read_tensors(self.folder / f"{manifest.name}.safetensors", manifest.state)
+
+    def _state(self, manifest: Manifest, tensors: State) -> RunState:
         start = self.federation.start()
-        tensors = read_tensors(self.folder / f"{manifest.name}.safetensors", manifest.state)
-        theta = tensors.pop("theta", None)
+        theta = tensors.get("theta")
         server, links = ({n.removeprefix(p): v for n, v in tensors.items() if n.startswith(p)} for p in (SERVER, LINKS))
         if theta is None or theta.shape != start.theta.shape or theta.dtype != start.theta.dtype:
             raise UnusableCheckpoint("it belongs to another model")
@@ -235,16 +242,21 @@ class Checkpoints:
         return ClientStates(store).updated(handles)
 
 
-def _under(prefix: str, state: State) -> State:
-    return {prefix + name: tensor for name, tensor in state.items()}
+def _best_in(tensors: State, like: Vector) -> tuple[int, Vector] | None:
+    """The round and the vector of the best model that a checkpoint has, if it has one."""
+    for name, vector in tensors.items():
+        round = name.removeprefix(KEPT_BEST)
+        if name != round and round.isdecimal() and (vector.shape, vector.dtype) == (like.shape, like.dtype):
+            return int(round), vector.to(like.device, copy=True)
+    return None
 
 
-def check_room(free: int, federation: ServerHalf) -> None:
+def check_room(free: int, federation: ServerHalf, keeps_best: bool = False) -> None:
     """Refuse a disk without room for one checkpoint, and states that cannot be saved to a file."""
     state = federation.start()
     own = federation.agreement.client_state(state.theta)
     theta, server, each = (len(to_safetensors(v)) for v in ({"theta": state.theta}, state.server, own))
-    needed = 2 * theta + server + (federation.coordinator.cohort * each if own else 0)
+    needed = (4 if keeps_best else 2) * theta + server + (federation.coordinator.cohort * each if own else 0)
     if free < needed:
         raise DiskError(
             f"the disk has {free:,} bytes left, but this run's first checkpoint and model take {needed:,}; make room, "

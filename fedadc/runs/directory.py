@@ -10,12 +10,13 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from fedadc.config.build import TrainingPlan
+from fedadc.config.ending import BEST
 from fedadc.config.settings import Config
 from fedadc.errors import (
     CannotResume,
@@ -28,10 +29,12 @@ from fedadc.errors import (
     one_line,
     require,
 )
+from fedadc.runs.best import best_of
 from fedadc.runs.checkpoint import Checkpoints, CheckpointTimer, check_room
 from fedadc.runs.environment import Facts, environment_changes, read_facts, resumed_environment, text_of
 from fedadc.runs.fingerprint import config_fingerprint, require_same_settings
 from fedadc.runs.layout import (
+    BEST_MODEL,
     CHECKPOINTS,
     CONFIG,
     ENVIRONMENT,
@@ -128,7 +131,7 @@ class RunDirectory:
         self.path, self.plan = path, plan
         self.state = plan.federation.start()  # after the last recorded round
         self.history: list[dict[str, Any]] = []
-        self._timer = CheckpointTimer(plan.config.checkpoint)
+        self._timer, self.best = CheckpointTimer(plan.config.checkpoint), best_of(plan)
         self._created_here = False  # True if this process created the run, False if it resumed it
         self._replaced: Path | None = None  # where the run is kept that this one overwrites
         self._resources = ExitStack()  # the lock and the metrics file
@@ -143,7 +146,7 @@ class RunDirectory:
         with directory._released_on_failure():
             if not is_unstarted(path):  # another process may have started a run meanwhile
                 require_empty(path, overwrite)
-            check_room(shutil.disk_usage(path).free, plan.federation)
+            check_room(shutil.disk_usage(path).free, plan.federation, directory.best is not None)
             directory._move_old_run_aside()
         directory._created_here = True
         try:
@@ -177,6 +180,7 @@ class RunDirectory:
             _require_resumable(path, directory.state.round, plan.config.rounds)
             last = directory.checkpoints.last
             directory._open_metrics(0 if last is None else last.metrics.bytes)
+            directory.best = best_of(plan, directory.history, directory.checkpoints.best, directory.state)
             directory.checkpoints.clean_up()
             _remove_leftovers(path)
             write_text(path / CONFIG, plan.config.yaml())
@@ -201,6 +205,7 @@ class RunDirectory:
         with self._reporting_write_errors():
             self._metrics.append(record)
             self.state = result.state
+            self._see(record)
             # always after the first round, so that a longer run without checkpoints must have lost them
             if self.checkpoints.last is None or self._timer.due(result.round):
                 self._checkpoint()
@@ -214,7 +219,14 @@ class RunDirectory:
         """Add metrics to the last record, if that round was not planned to be the last and was not evaluated."""
         with self._reporting_write_errors():
             self._metrics.replace_last({**self.history[-1], **metrics})
+            self._see(self.history[-1])
             self.checkpoints.write(self.state, self._metrics.flush())
+
+    def _see(self, record: Mapping[str, Any]) -> None:
+        """Keep the best model by the record of the last round, for the next checkpoint."""
+        if self.best is not None:
+            self.best.see(self.state, record)
+            self.checkpoints.best = self.best.kept
 
     def _checkpoint(self) -> None:
         if self.checkpoints.round < self.state.round:
@@ -238,6 +250,9 @@ class RunDirectory:
         for index, (name, state_dict) in enumerate(self.plan.federation.models(self.state).items()):
             file = self.path / (model_file(name) if index else MODEL)
             write_file(file, to_safetensors(state_dict, model_facts(name, self.state.round)))
+        written = self.best is not None and self.best.write(self.path)
+        if not written and model_origin(self.path / BEST_MODEL)[0] == BEST:
+            (self.path / BEST_MODEL).unlink(missing_ok=True)  # it is not the best any more
 
     def save_after_interruption(self, reason: BaseException) -> str | None:
         """Save the rounds that were trained before an error or a signal; return a message that says how to resume.

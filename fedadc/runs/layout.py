@@ -7,9 +7,10 @@ RUN/trace.jsonl                             real sites: who joined, was absent o
 RUN/sites.json                              real sites: what was agreed on, with the sites that have joined later
 RUN/seal.json                               the user code that the run has loaded, sealed with its user's key
 RUN/model.safetensors                       the final model by which the run is judged
+RUN/model-best.safetensors                  the best model by validation data; its metadata have its round and metric
 RUN/model-NAME.safetensors                  other final models: ensembles, FedDyn's server model
 RUN/checkpoints/round-00000012.json         the manifest of a checkpoint: its files and their checksums
-RUN/checkpoints/round-00000012.safetensors  theta, the server's state, the network's state
+RUN/checkpoints/round-00000012.safetensors  theta, the server's state, the network's state, the best model so far
 RUN/checkpoints/clients/7-12.safetensors    the state of client 7 after round 12
 RUN/personal/                               the output of `fedadc personalize`; personal-DATA for changed data
 RUN/personal/clients.csv                    one line per client and row of the summary
@@ -32,6 +33,7 @@ from fedadc.system.files import LOCK, PARTIAL
 from fedadc.training.state_files import FOLDER_PREFIX as STATES
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
+BEST_MODEL = "model-best.safetensors"
 SEAL = "seal.json"
 TRACE, SITES = "trace.jsonl", "sites.json"
 REPLACED = ".replaced-"  # a prefix
@@ -48,6 +50,7 @@ PERSONAL_MODELS = ("none", "prox", "confidence", "own")  # folders: the regulari
 PERSONAL_FILE = re.compile(rf"client-\d{{5,}}\.safetensors({re.escape(PARTIAL)})?")
 
 __all__ = [
+    "BEST_MODEL",
     "CHECKPOINTS",
     "CHECKPOINT_FILE",
     "CLIENT_STATES",

@@ -14,22 +14,23 @@ from fedadc.config.settings import Config, changed_config, parse_config
 from fedadc.config.yaml import parse_yaml, read_yaml
 from fedadc.data.dataset import Dataset
 from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, require
-from fedadc.evaluation.evaluator import reaches
+from fedadc.evaluation.metrics import Evaluation
+from fedadc.evaluation.stopping import Stopping, stop_reason
 from fedadc.fields.summary import summary
 from fedadc.runs.environment import read_facts, text_of
-from fedadc.runs.layout import CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
+from fedadc.runs.layout import BEST_MODEL, CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
 from fedadc.runs.seal import code_of_run, is_run
 from fedadc.system.user_code import Notes, UserCode
 from fedadc.training.state import Round
 
 log = logging.getLogger("fedadc")
 # keys that neither the data nor a saved model depends on; user code that they name may be gone, and is not loaded
-TRAINING_ONLY = ("method", "objective", "local", "cohort", "communication", "clock")
+TRAINING_ONLY = ("method", "objective", "local", "cohort", "communication", "clock", "stop", "checkpoint")
 
 
-def model_facts(name: str, round: int) -> dict[str, str]:
+def model_facts(name: str, round: int, note: str = "") -> dict[str, str]:
     """The metadata of a model file. It has one entry, since safetensors writes several in arbitrary order."""
-    return {"model": f"{name} after round {round}"}
+    return {"model": f"{name} after round {round}{f', {note}' if note else ''}"}
 
 
 def model_origin(file: Path) -> tuple[str, int]:
@@ -38,7 +39,8 @@ def model_origin(file: Path) -> tuple[str, int]:
 
     try:
         with safe_open(file, "pt") as opened:
-            name, _, round = str((opened.metadata() or {}).get("model", "")).partition(" after round ")
+            name, _, rest = str((opened.metadata() or {}).get("model", "")).partition(" after round ")
+            round = rest.partition(",")[0]
             return name, int(round) if round.isdecimal() else 0
     except (SafetensorError, OSError):
         return "", 0
@@ -56,7 +58,7 @@ def saved_model(run: RecordedRun, name: str | None = None) -> Path:
         kind = DataError if name is None else FedadcError
         raise kind(f"{run.path} has no {file.name}: {reason}.")
     round, last = model_origin(file)[1], run.records[-1]["round"]
-    if round not in (last, 0):  # 0: the file was not saved by a run
+    if round not in (last, 0) and file.name != BEST_MODEL:  # 0: the file was not saved by a run
         log.warning("%s was saved after round %d, but %s is at round %d", file, round, run.path, last)
     return file
 
@@ -80,6 +82,8 @@ def record_of(result: Round) -> dict[str, Any]:
     values |= {
         k: list(v) for k in ("dropped", "slow", "skipped", "joined", "absent", "events") if (v := getattr(result, k))
     }
+    if result.stopped:
+        values["stopped"] = result.stopped
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
@@ -101,9 +105,12 @@ class RecordedRun:
         return summary("RecordedRun", {"path": self.path, "round": last.get("round"), **scores(last)})
 
     def stopped(self) -> bool:
-        """True if the run has stopped early because it reached stop.accuracy."""
-        accuracy = (self.tree.get("stop") or {}).get("accuracy")
-        return reaches(self.records[-1], accuracy)
+        """True if the run has ended early as its settings in `stop` say."""
+        try:
+            stop, evaluate = Stopping(**self.tree.get("stop") or {}), Evaluation(**self.tree.get("evaluate") or {})
+            return bool(stop_reason(stop, evaluate, int(self.tree.get("rounds", 0)), self.records))
+        except (FedadcError, TypeError, ValueError):  # not a config of this version
+            return False
 
     def config(self, without: Sequence[str] = (), trust: bool = False, notes: Notes = log.info) -> Config:
         """The config of the run, without some keys. Its files are searched in the folder of the original config."""
@@ -215,13 +222,19 @@ def read_run(path: Path) -> RecordedRun:
 def is_finished(path: Path, config: Config) -> bool:
     """True if the run in a directory has trained all rounds of this config, and has its final model."""
     try:
-        last = read_run(path).records[-1]
+        records = read_run(path).records
     except FedadcError:
         return False
+    last = records[-1]
     # The model of an earlier round was saved at an interruption; 0: the file does not say its round.
     is_final = (path / MODEL).is_file() and model_origin(path / MODEL)[1] in (last["round"], 0)
     saved = is_final or not config.method.federated
-    return saved and bool(last["round"] == config.rounds or reaches(last, config.stop.accuracy))
+    return saved and (last["round"] == config.rounds or ended_early(config, records) != "")
+
+
+def ended_early(config: Config, records: Sequence[Mapping[str, Any]]) -> str:
+    """Why the run with these records has ended before its last round; empty if it has not."""
+    return stop_reason(config.stop, config.evaluate, config.rounds, records)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:

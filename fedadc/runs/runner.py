@@ -16,14 +16,14 @@ from fedadc.cluster.settings import RayCluster, cluster_of
 from fedadc.config.build import Plan, TrainingPlan, prepare
 from fedadc.config.settings import Config
 from fedadc.errors import RunDamaged, StatesLost, require
-from fedadc.evaluation.evaluator import reaches
 from fedadc.evaluation.frames import History
 from fedadc.fields.summary import summary
+from fedadc.runs.best import BestModel, best_of
 from fedadc.runs.directory import RunDirectory, is_unstarted, require_empty
 from fedadc.runs.environment import Facts, environment, read_facts, text_of
 from fedadc.runs.fingerprint import with_original_horizon
 from fedadc.runs.layout import CONFIG, RAY_LOGS
-from fedadc.runs.record import load_config, record_of, recorded_config, scores
+from fedadc.runs.record import ended_early, load_config, record_of, recorded_config, scores
 from fedadc.runs.seal import require_unchanged_code
 from fedadc.system.determinism import resolve_device, resolve_workers
 from fedadc.system.signals import deferred_signals, stopping_on_signals
@@ -44,11 +44,17 @@ class RunResult:
     state: RunState
     plan: TrainingPlan
     out: Path | None
+    best: BestModel | None = None  # by validation data, where it is kept (`checkpoint.best`)
 
     def __repr__(self) -> str:
         names = {"data": self.config.data.name, "method": type(self.config.method).__name__}
         last = scores(self.history[-1]) if self.history else {}
         return summary("RunResult", {**names, "round": self.state.round, **last, "out": self.out})
+
+    @property
+    def stopped(self) -> str:
+        """Why the run has ended before its last round; empty if it has not."""
+        return ended_early(self.config, self.history)
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -236,25 +242,20 @@ def execute(
     history = [] if directory is None else directory.history
     clients, method = len(federation.coordinator.roster), config.tree()["method"]["name"]
     log.info("training %s on %s, %d clients", method, config.data.name, clients)
-    done = bool(history) and (state.round == config.rounds or reaches(history[-1], config.stop.accuracy))
-    if done:
-        notes(f"the run is already finished at round {state.round}; a larger rounds=N extends it")
-    elif state.round:
-        notes(f"resuming after round {state.round} of {config.rounds}")
+    best = best_of(plan) if directory is None else directory.best
+    done = _is_done(config, state.round, history, notes)
     with stopping_on_signals():
         try:
             if done and directory is not None and not directory.last_round_evaluated:
                 directory.add_to_last_record(federation.evaluator(state))
                 history = directory.history
             done = done or (until is not None and state.round >= until)
-            for result in (
-                ()
-                if done
-                else _up_to(until, federation.rounds(config.rounds, state, config.stop.accuracy, trusted=True))
-            ):
+            for result in () if done else _up_to(until, _rounds(plan, state, history)):
                 with deferred_signals():
                     if directory is None:
                         history.append(record_of(result))
+                        if best is not None:
+                            best.see(result.state, history[-1])
                     else:
                         directory.append(result)
                 state = result.state
@@ -271,7 +272,25 @@ def execute(
             raise
         finally:
             federation.close()
-    return RunResult(config, History(history), state, plan, None if directory is None else directory.path)
+    return RunResult(config, History(history), state, plan, None if directory is None else directory.path, best)
+
+
+def _is_done(config: Config, round: int, history: Sequence[Mapping[str, Any]], notes: Notes) -> bool:
+    """True if a run is finished after a round; says so, or that it goes on."""
+    early = ended_early(config, history) if history and round < config.rounds else ""
+    if early:
+        notes(f"the run is already finished at round {round}: {early}; with other settings in `stop` it goes on")
+    elif history and round == config.rounds:
+        notes(f"the run is already finished at round {round}; a larger rounds=N extends it")
+    elif round:
+        notes(f"resuming after round {round} of {config.rounds}")
+    return bool(history) and (round == config.rounds or early != "")
+
+
+def _rounds(plan: TrainingPlan, state: RunState, history: Sequence[Mapping[str, Any]]) -> Iterator[Round]:
+    """The rounds of a plan after a state, whose records so far are `history`."""
+    config = plan.config
+    return plan.federation.rounds(config.rounds, state, trusted=True, stop=config.stop, history=history)
 
 
 def _up_to(until: int | None, stream: Iterator[Round]) -> Iterator[Round]:

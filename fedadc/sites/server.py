@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedadc.config.build import build_coordinator, complete
+from fedadc.config.ending import check_end
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
 from fedadc.engines.remote import NoAnswer, Remote
@@ -247,6 +248,7 @@ class SiteFederation(ServerHalf):
         if self.coordinator.replica is not None:
             self.coordinator.replica = replace(self.coordinator.replica, seen=self._ended)
         self.joined: Callable[[Terms], None] = lambda terms: None  # called when a site has joined
+        check_end(self.config, self)
 
     @property
     def terms(self) -> Terms:

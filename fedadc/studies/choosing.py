@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from fedadc.config.settings import Config
 from fedadc.errors import FedadcError
+from fedadc.evaluation.stopping import validation_metrics
 
 
 def require_measured(config: Config, choose_by: str, what: str = "this config") -> None:
     """Refuse a metric that a run of this config does not record."""
-    method, measured = config.method, {"accuracy", "loss", *config.evaluate.metrics} - {"per_class"}
-    names = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
-    metrics = sorted(f"validation_{name}" for name in names)
+    metrics = validation_metrics(config.method, config.evaluate)
     if choose_by not in metrics:
         raise FedadcError(
             f"choose_by: {choose_by} is not measured by {what}; it measures {', '.join(metrics)} (see "

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedadc.analysis.compare import AXES, final, higher_is_better, summarize
+from fedadc.analysis.compare import AXES, final, summarize
 from fedadc.analysis.comparison import Comparison
 from fedadc.analysis.plots import PLOT
 from fedadc.cluster.settings import RayCluster
@@ -31,6 +31,7 @@ from fedadc.errors import (
     same_kind,
     unknown,
 )
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.fields.settings import Settings
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.studies.choosing import require_measured
@@ -230,7 +231,14 @@ def _trials(experiment: Experiment, schema: Schema) -> Iterator[Trial]:
 
 
 # Settings that came after 0.3, with their defaults. They do not count in a hash, so folders keep their names.
-LATER_SETTINGS = {("evaluate", "drift"): False, ("evaluate", "last"): 1}
+LATER_SETTINGS: dict[tuple[str, str], Any] = {
+    ("evaluate", "drift"): False,
+    ("evaluate", "last"): 1,
+    ("stop", "patience"): None,
+    ("stop", "min_delta"): 0.0,
+    ("stop", "metric"): None,
+    ("checkpoint", "best"): None,
+}
 
 
 def setting_hash(config: Config) -> str:

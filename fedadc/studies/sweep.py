@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedadc.analysis.compare import final, higher_is_better
+from fedadc.analysis.compare import final
 from fedadc.analysis.heatmap import HEATMAP, draw_heat_map
 from fedadc.cluster.settings import RayCluster
 from fedadc.config.settings import Config
 from fedadc.errors import require
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.studies.choosing import test_metric
 from fedadc.studies.progress import Progress

@@ -9,12 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedadc.analysis.compare import flatten, higher_is_better
+from fedadc.analysis.compare import flatten
 from fedadc.config.build import prepare
 from fedadc.config.schema import Schema
 from fedadc.config.settings import TABLES, Config, parse_config, require_no_study
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError, require, unknown
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.fields.settings import Settings
 from fedadc.runs.record import load_config
 from fedadc.runs.seal import code_of_run, is_run

@@ -23,6 +23,7 @@ class Task:
     """What the labels of a data set are. Subclasses define all methods."""
 
     name: ClassVar[str]  # the value of `task` in a config
+    always: ClassVar[tuple[str, ...]] = ("loss",)  # metrics that every evaluation has
     extra_metrics: ClassVar[tuple[str, ...]] = ()  # metrics that `evaluate.metrics` may add
     label_metrics: ClassVar[tuple[str, ...]] = ()  # those of them that tell the label of single samples
 

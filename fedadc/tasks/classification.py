@@ -21,6 +21,7 @@ class Classification(Task):
     """One of so many classes; labels are int64 numbers of classes, [n]."""
 
     name: ClassVar[str] = "classification"
+    always: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     extra_metrics: ClassVar[tuple[str, ...]] = ("top5", "macro_f1", "per_class")
     label_metrics: ClassVar[tuple[str, ...]] = ("macro_f1", "per_class")
 

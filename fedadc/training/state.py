@@ -45,11 +45,12 @@ class Round:
     joined: tuple[int, ...] = ()  # clients that joined before this round (real sites)
     absent: tuple[int, ...] = ()  # clients that could not be chosen (real sites)
     events: tuple[str, ...] = ()  # e.g. a worker that died
+    stopped: str = ""  # why the run ends early after this round
 
     def __repr__(self) -> str:
         first = {"round": self.round, "lr": self.lr, "train_loss": self.train_loss, **self.metrics}
         sent = {"cohort": self.cohort, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
-        rest = {name: getattr(self, name) for name in ("seconds", "dropped", "slow", "skipped", "events")}
+        rest = {name: getattr(self, name) for name in ("seconds", "dropped", "slow", "skipped", "events", "stopped")}
         return summary("Round", first | sent | rest)
 
     @property

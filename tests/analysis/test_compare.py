@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fedadc.analysis.compare import group, higher_is_better, human_bytes, positions, summarize, table_rows
+from fedadc.analysis.compare import group, human_bytes, positions, summarize, table_rows
 from fedadc.analysis.comparison import compare
 from fedadc.analysis.plots import plot
 from fedadc.errors import FedadcError
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.runs.record import RecordedRun, read_run
 
 FEDAVG = {

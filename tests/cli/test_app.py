@@ -197,7 +197,43 @@ def test_validation_data_is_measured_and_decides_when_to_stop(call: Call, tmp_pa
     fine(call("run", "small.yaml", *words, "--out", "a"))
     seen = [r["validation_accuracy"] for r in records(tmp_path / "a")]
     assert len(seen) < 50 and seen[-1] >= 0.2 and all(a < 0.2 for a in seen[:-1])
-    assert set(json.loads(fine(call("evaluate", "a", "--json")))) == {"validation", "test"}
+    found = json.loads(fine(call("evaluate", "a", "--json")))
+    assert set(found) == {"validation", "test", "best validation", "best test"}
+    assert found["best validation"]["accuracy"] == max(seen)
+
+
+def test_patience_ends_a_run_early_and_says_why(call: Call, tmp_path: Path) -> None:
+    words = ("rounds=60", "data.validation=0.2", "stop.patience=3", "local.lr=0.3")
+    printed = fine(call("run", "small.yaml", *words, "--out", "a"))
+    last = records(tmp_path / "a")[-1]
+    said = last["stopped"]
+    assert last["round"] < 60 and said.startswith("validation_accuracy has not improved for 3 evaluations (best 0.")
+    assert f"stopped early: {said}" in " ".join(printed.split())
+    assert "(model-best.safetensors)" in " ".join(printed.split())
+    again = call("resume", "a")
+    assert (
+        again.code == 0 and "the run is already finished at round" in again.err and said in " ".join(again.err.split())
+    )
+    fine(call("resume", "a", "stop.patience=null", f"rounds={last['round'] + 2}"))
+    assert len(records(tmp_path / "a")) == last["round"] + 2
+
+
+def test_patience_without_validation_data_is_refused_before_training(call: Call, tmp_path: Path) -> None:
+    refused(call("run", "small.yaml", "stop.patience=3", "--out", "a"), "stop.patience needs validation data; hold out")
+    words = ("data.validation=0.2", "stop.metric=validation_macro_f1")
+    refused(
+        call("run", "small.yaml", *words, "--out", "a"),
+        "validation_macro_f1 is not measured; these are: validation_acc",
+    )
+    refused(
+        call("run", "small.yaml", "stop.metric=test_accuracy", "--out", "a"), "stop.metric must be one of validation"
+    )
+    refused(
+        call("run", "small.yaml", "checkpoint.best=true", "--out", "a"), "checkpoint.best: there is no validation data"
+    )
+    words = ("data.validation=0.2", "checkpoint.best=true", "method=fedper")
+    refused(call("run", "small.yaml", *words, "--out", "a"), "judged by the clients' own models")
+    assert not (tmp_path / "a").exists()
 
 
 OWN_NET = """

@@ -21,8 +21,9 @@ from conftest import small_federation
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
-from fedadc.evaluation.evaluator import Evaluator, until
+from fedadc.evaluation.evaluator import Evaluator
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
+from fedadc.evaluation.stopping import Stopper, Stopping
 from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedDyn, LocalOnly, Method
 from fedadc.models import MLP
@@ -191,12 +192,13 @@ def evaluated_rounds(evaluation: Evaluation, last: int) -> list[int]:
 def test_a_stream_ends_after_the_round_that_reaches_the_accuracy(
     metrics: list[Metrics], accuracy: float | None, ends: int
 ) -> None:
-    assert [r.round for r in until(rounds(*metrics), accuracy)] == list(range(1, ends + 1))
+    stopper = Stopper(Stopping(accuracy=accuracy), Evaluation(), len(metrics))
+    assert [r.round for r in stopper.follow(rounds(*metrics))] == list(range(1, ends + 1))
 
 
 def test_no_round_is_trained_beyond_the_one_that_ends_it() -> None:
     stream = iter(rounds({"test_accuracy": 0.9}, {"test_accuracy": 0.9}))
-    assert len(list(until(stream, 0.5))) == 1
+    assert len(list(Stopper(Stopping(accuracy=0.5), Evaluation(), 2).follow(stream))) == 1
     assert next(stream).round == 2, "the second round was not asked for"
 
 

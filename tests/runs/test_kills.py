@@ -52,6 +52,17 @@ def test_killed_with_ensembles_links_residuals_and_a_clock(folder: Path) -> None
     run.finish()
 
 
+def test_killed_before_it_ends_early(folder: Path) -> None:
+    """It ends after the same round, with the same best model, also in its checkpoint."""
+    run = torment("fedavg/patience", folder)
+    best = run.quiet["model-best.safetensors"]
+    assert 6 < len(run.quiet["metrics"]) < 30 and run.quiet["metrics"][-1]["stopped"]
+    assert best != run.quiet["model.safetensors"]
+    for fate in (run.killed, run.killed_in_a_write, run.killed_in_a_line):
+        run.suffer(fate)
+    run.finish()
+
+
 def test_killed_and_damaged(folder: Path) -> None:
     run = torment("moon", folder)
     for victim, how in [("manifest", "flip"), ("tensors", "flip"), ("client", "delete")]:
