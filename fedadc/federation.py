@@ -24,6 +24,7 @@ from fedadc.data.loaders.arrays import inputs_like
 from fedadc.data.roster import Roster
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
+from fedadc.data.targets import with_scaled_targets
 from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
@@ -32,13 +33,14 @@ from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows, require_accuraci
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.evaluation.report import Owners, SplitReport
 from fedadc.methods import FedAvg, Method
-from fedadc.objectives import CrossEntropy, Objective
+from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import Natural, Partition, deal, default_partition
 from fedadc.rng import generator
 from fedadc.selections import Selection
 from fedadc.server_half import ServerHalf
 from fedadc.system.determinism import deterministic, resolve_device, resolve_workers
 from fedadc.system.files import to_safetensors
+from fedadc.tasks import Classification
 from fedadc.training.agreement import agree
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Coordinator, Weighting
@@ -80,7 +82,7 @@ class Federation(ServerHalf):
         model: nn.Module,
         data: Dataset,
         method: Method | None = None,  # None: FedAvg
-        objective: Objective | None = None,  # what a client minimizes; None: cross-entropy
+        objective: Objective | None = None,  # what a client minimizes; None: the default of the task
         local: LocalWork | None = None,
         clients: int | None = None,  # how many clients the data is dealt to; None for natural clients
         partition: Partition | None = None,  # None: the data's own clients, else iid
@@ -112,7 +114,7 @@ class Federation(ServerHalf):
         self.evaluation, self.storage = evaluate or Evaluation(), storage or Storage()
         trace = None if faults is None or faults.trace is None else Trace.read(Path(faults.trace))
         self._deal(_split(data, test, validation, self._data_seed), partition, clients, trace)
-        server = Server(with_objective(method, objective), ensembles or Ensembles())
+        server = Server(with_objective(method, objective, self.data.task.name), ensembles or Ensembles())
         links = communication or Communication()
         self.agreement = agree(
             model, self.data.spec, server, work=local or LocalWork(), augment=augment or Augment(), uplink=links.uplink,
@@ -140,11 +142,12 @@ class Federation(ServerHalf):
 
     def _roster(self) -> Roster:
         """What the server of this federation knows about its clients."""
-        return Roster(self.clients.sizes, self._names, self._label_counts)
+        counts = self._label_counts if isinstance(self.data.task, Classification) else None
+        return Roster(self.clients.sizes, self._names, counts)
 
     def _label_counts(self) -> Array:
-        """The number of training samples per client and class, [clients, classes]."""
-        return self.clients.class_counts(self.data.train.y, len(self.data.classes))
+        """The number of training samples per client and class, [clients, classes]; numbers are of one class."""
+        return self.data.label_counts(self.clients)
 
     def _build_engine(self, workers: int | str, cluster: RayCluster | None) -> None:
         """Build the engine that runs the clients; with workers, data goes to shared memory."""
@@ -257,11 +260,13 @@ class Federation(ServerHalf):
                 shares[name] = shares_by_name(getattr(self.data, f"{name}_owners"), self.client_names)
                 continue
             rng = generator(self._data_seed, f"local {name} shares")
-            shares[name] = local_shares(samples.y.numpy(), counts, rng)
+            shares[name] = local_shares(self.data.task.strata(samples.y), counts, rng)
         return shares
 
     def predict(self, state: RunState, x: Any, client: int | str | None = None) -> torch.Tensor:
-        """The logits of inputs like those of the data, [n, classes]; `.argmax(1)` are positions in `data.classes`.
+        """The outputs for inputs like those of the data: logits [n, classes], or scaled numbers [n, targets].
+
+        `.argmax(1)` of logits are positions in `data.classes`; `data.task.predicted` makes numbers of scaled ones.
 
         With `client`, a number or a name, they are those of the client's own model, where the method has such models.
         """
@@ -271,7 +276,7 @@ class Federation(ServerHalf):
         with deterministic():
             batches = self.agreement.client_data(samples).in_order(None, size)
             logits = [self.model.predict(theta, batch.x).cpu() for batch in batches]
-        return torch.cat(logits) if logits else torch.zeros((0, len(self.data.classes)))
+        return torch.cat(logits) if logits else torch.zeros((0, *self.data.task.outputs))
 
     def _predicting_model(self, state: RunState, client: int | str | None) -> torch.Tensor:
         name, names = type(self.method).__name__, self.client_names
@@ -329,8 +334,11 @@ def _require_types(**arguments: Any) -> None:
         require(valid, f"{name} must be {article(kind)}, not {value!r:.60}.")
 
 
-def with_objective(method: Method | None, objective: Objective | None) -> Method:
-    """The method with its objective, which methods hold; until version 0.4 it may also be given there."""
+def with_objective(method: Method | None, objective: Objective | None, task: str = "classification") -> Method:
+    """The method with its objective, which methods hold; until version 0.4 it may also be given there.
+
+    Without one it is the default of the task.
+    """
     method = FedAvg() if method is None else method
     own = getattr(method, "objective", None)
     require(isinstance(method, Method), f"method must be a Method, not {method!r:.60}.")
@@ -338,6 +346,8 @@ def with_objective(method: Method | None, objective: Objective | None) -> Method
     require(
         objective is None or isinstance(objective, Objective), f"objective must be an Objective, not {objective!r:.60}."
     )
+    if objective is None and own == CrossEntropy() and task in DEFAULT_OBJECTIVES:
+        objective = OBJECTIVES[DEFAULT_OBJECTIVES[task]]()
     if objective is None:
         if own != CrossEntropy():
             text = "give the objective beside the method: Federation(method=..., objective=...)"
@@ -360,4 +370,5 @@ def _split(data: Dataset, test: float | None, validation: float | None, seed: in
         test = DEFAULT_TEST_SHARE
     if test == 0:
         test = None
-    return data if test is None and validation is None else HeldOut(test, validation, seed)(data)
+    held = data if test is None and validation is None else HeldOut(test, validation, seed)(data)
+    return with_scaled_targets(held)

@@ -53,6 +53,19 @@ def small_federation(seed: int = 0, clients: int = 6, features: int = 5, classes
     return from_clients(shares, test)
 
 
+def numbers_federation(seed: int = 0, clients: int = 6, features: int = 5) -> Dataset:
+    """Clients of unequal size with two numbers to predict, in units that differ, in float64."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(size=(features, 2))
+
+    def drawn(n: int, shift: Any) -> tuple[Array, Array]:
+        x = rng.normal(size=(n, features)) + shift
+        return x, (np.tanh(x @ weights) + 0.1 * rng.normal(size=(n, 2))) * [1000.0, 2.0] + [5000.0, -3.0]
+
+    shares = [drawn(7 + 3 * k, rng.normal(size=features)) for k in range(clients)]
+    return from_clients(shares, drawn(20, 0.0), task="regression", targets=["price", "area"])
+
+
 def steps_of(federation: Federation, clients: Array) -> Array:
     """H of these clients."""
     return federation.agreement.work.count_steps(federation.clients.sizes[clients])

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
+from fedadc.objectives import OBJECTIVES
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
+
+# what clients minimize where labels are classes
+OBJECTIVES_OF_CLASSES = {name: cls for name, cls in OBJECTIVES.items() if cls.task == "classification"}
 
 
 def children(pid: int) -> set[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,13 +134,21 @@ def cosine(z: Array, u: Array) -> tuple[Array, Array]:
 
 @dataclass
 class Objective:
-    loss: Callable[[Array, Array, Integers, Visit], Loss]  # at theta, on x, y
+    loss: Callable[[Array, Array, Any, Visit], Loss]  # at theta, on x, y
     window: int = 1  # global models whose average the server keeps as teacher, where more than one
     keeps_model: bool = False  # each client keeps the model of its last counted round
 
 
 def cross_entropy() -> Objective:
     return Objective(lambda theta, x, y, visit: ce(visit.logits(theta, x), y))
+
+
+def squared_error() -> Objective:
+    def loss(theta: Array, x: Array, y: Array, visit: Visit) -> Loss:
+        error = visit.logits(theta, x) - y
+        return Loss((error**2).mean(axis=1), 2 * error / error.shape[1])
+
+    return Objective(loss)
 
 
 def self_confidence(*, lam: float, tau: float = 1.0, teacher: str = "received", tau_squared: bool = False) -> Objective:
@@ -409,7 +417,7 @@ def ditto(*, lam: float) -> Method:
 class Problem:
     network: Network
     x: list[Array]  # per client
-    y: list[Integers]
+    y: list[Any]  # of every client: classes [n], or scaled numbers [n, targets]
     method: Method
     objective: Objective = field(default_factory=cross_entropy)
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -468,7 +476,8 @@ def next_round(problem: Problem, run: Run, lr: float, cohort: dict[int, list[Int
     for k, batches in cohort.items():
         if k in lost:  # it trains, but nothing of it is seen
             continue
-        shares = np.bincount(problem.y[k], minlength=problem.network.widths[-1]) / sizes[k]
+        classes = problem.y[k] if problem.y[k].ndim == 1 else np.zeros(sizes[k], dtype=np.int64)  # numbers have none
+        shares = np.bincount(classes, minlength=problem.network.widths[-1]) / sizes[k]
         own = run.clients.get(k, filled(method.client, run.theta))
         size = sizes[k] / sizes.mean()
         visit = Visit(problem.network, shares, size, len(batches), lr, run.theta, run.server, own, problem.momentum)

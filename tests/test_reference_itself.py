@@ -21,6 +21,7 @@ OBJECTIVES = {
     "not_true_distillation": ref.not_true_distillation(beta=0.7, tau=2.5),
     "global_distillation": ref.global_distillation(lam=0.6, tau=0.5, window=3),
     "model_contrast": ref.model_contrast(mu=2.0, tau=0.5),
+    "squared_error": ref.squared_error(),
 }
 
 
@@ -41,6 +42,7 @@ def test_gradients_are_central_differences(network: ref.Network, objective: ref.
     rng = RNG(0)
     seen, theta = visit(network, rng), parameters(network, rng)
     x, y = rng.normal(size=(9, 5)), rng.integers(4, size=9)
+    y = rng.normal(size=(9, 4)) if objective is OBJECTIVES["squared_error"] else y
     gradient = network.gradient(theta, x, objective.loss(theta, x, y, seen))
     step, differences = 1e-6, np.zeros_like(theta)
     for i, unit in enumerate(np.eye(len(theta))):

@@ -85,8 +85,9 @@ def label_counts(
     parts = {name: len(samples) for name, samples in data.splits().items()}
     named = isinstance(config.data.partition, Natural) and data.owners is not None
     names = tuple(map(str, np.unique(np.asarray(data.owners)) if named else range(len(clients))))
-    counts = clients.class_counts(data.train.y, len(data.classes))
-    return LabelCounts(data.name, rule, data.classes, names, counts, parts, data.notes)
+    counts = data.label_counts(clients)
+    classes = data.classes or ("samples",)  # numbers are not counted one by one
+    return LabelCounts(data.name, rule, classes, names, counts, parts, data.notes)
 
 
 def plot_label_counts(data: LabelCounts, path: Path) -> None:

@@ -22,6 +22,7 @@ from fedadc.data import DATASETS
 from fedadc.data.dataset import Dataset, DataSpec, Normalization, Samples
 from fedadc.data.roster import Roster
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
+from fedadc.data.targets import with_scaled_targets
 from fedadc.errors import DataError, DiskError, FedadcError, kind_of_failure, one_line, require, same_kind, unknown
 from fedadc.evaluation.stopping import Stopping
 from fedadc.federation import Federation, with_objective
@@ -30,6 +31,7 @@ from fedadc.models.build import construct, read_weights, require_maker
 from fedadc.partitions import default_partition
 from fedadc.schedules import Constant
 from fedadc.server_half import ServerHalf
+from fedadc.tasks import Classification
 from fedadc.training.agreement import Agreement, agree
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.faults import Faults, NormBound
@@ -38,8 +40,8 @@ from fedadc.training.server import Server
 from fedadc.training.trace import Trace
 
 # parameters of loaders and models that have a config key of their own or are filled in
-NOT_OPTIONS = {"data_dir", "path", "test", "held_out", "fit_on", "input_shape", "classes", "self"}
-FILLED_IN = {"data_dir", "held_out", "fit_on"}  # parameters of loaders that no config sets
+NOT_OPTIONS = {"data_dir", "path", "test", "held_out", "fit_on", "task", "input_shape", "classes", "self"}
+FILLED_IN = {"data_dir", "held_out", "fit_on", "task"}  # parameters of loaders that no config sets
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def build_module(config: Config, spec: DataSpec) -> tuple[ModelConfig, torch.nn.
     default_init: Init = getattr(maker, "preferred_init", "default")
     init = model.init or default_init
     seed = config.seed if model.seed is None else model.seed
-    module = construct(maker, options, spec.input_shape, len(spec.classes), seed, init)
+    module = construct(maker, options, spec.input_shape, spec.task.outputs[0], seed, init)
     options = _with_defaults(inspect.signature(maker).parameters, model.options)
     return replace(model, init=init, options=options), module
 
@@ -277,7 +279,8 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         elif data.test is not None:
             require(node.test is None, f"data {node.name} already has test data; remove data.test.")
             held_out = replace(held_out, test=None)
-        data = data if is_split else held_out(data)
+        data = with_scaled_targets(data if is_split else held_out(data))
+    _check_task(config, data)
     node = replace(node, options=options, test=file or held_out.test)
     if node.normalize is not None:
         channels = data.input_shape[0]
@@ -288,6 +291,20 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         constants = Normalization(data.normalization.scale, node.normalize.mean, node.normalize.std)
         data = replace(data, normalization=constants)
     return replace(config, data=replace(node, partition=node.partition or default_partition(data, node.clients))), data
+
+
+def _check_task(config: Config, data: Dataset) -> None:
+    """Refuse settings that need classes where the labels are numbers, and the other way round."""
+    task, labels = data.task.name, "numbers" if data.targets else "classes"
+    require(
+        (config.task or "classification") == task,
+        f"task is {config.task or 'classification'}, but the labels of data {config.data.name} are {labels}; set task "
+        f"to {task}.",
+    )
+    require(
+        config.stop.accuracy is None or isinstance(data.task, Classification),
+        f"stop.accuracy needs classes, but the labels are {labels} (task: {task}).",
+    )
 
 
 def _run_loader(config: Config, data_dir: str | Path | None, held_out: HeldOut) -> tuple[Dataset, dict[str, Any], bool]:
@@ -309,7 +326,7 @@ def _run_loader(config: Config, data_dir: str | Path | None, held_out: HeldOut) 
         arguments[key] = leaf(hints[key], value, f"data.{key}") if key in hints else value
     trace = _faults(config).trace  # sites that join later do not change how data is encoded
     first = None if trace is None else Trace.read(Path(trace)).first
-    filled_in = {"data_dir": data_dir, "held_out": held_out, "fit_on": first}
+    filled_in = {"data_dir": data_dir, "held_out": held_out, "fit_on": first, "task": config.task}
     arguments |= {name: value for name, value in filled_in.items() if name in parameters}
     for key, file in (("path", node.path), ("test", node.test if isinstance(node.test, str) else None)):
         require(file is None or key in parameters, f"data.{key} as a file does not apply to {node.name}.")

@@ -26,7 +26,7 @@ from fedadc.fields.settings import Settings
 from fedadc.fields.summary import field_summary, summary
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.models import MODELS
-from fedadc.objectives import OBJECTIVES, CrossEntropy, Objective
+from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, CrossEntropy, Objective
 from fedadc.partitions import PARTITIONS, Partition
 from fedadc.schedules import SCHEDULES, Schedule
 from fedadc.selections import SELECTIONS, Selection, Uniform
@@ -50,6 +50,7 @@ TABLES: Tables = {
 PAIR_NAMES: dict[type, tuple[str, ...]] = {Method: tuple(PAIRS)}  # short names for a method with its objective
 STUDIES = {"experiment": {"base", "runs"}, "sweep": {"search"}}  # command -> keys that only its files have
 Init = Literal["default", "kaiming"]
+TaskName = Literal["classification", "regression"]
 AT_SITES = "sites"  # data.name in the config of a real federation: every site has its own
 
 
@@ -188,6 +189,7 @@ class Config(Settings):
     rounds: int = field(metadata={"example": "60"})
     label: str | None = None  # name of this run in tables and plots
     data: DataConfig = field(metadata={"example": "{name: digits, clients: 10}"})
+    task: TaskName | None = None  # what the labels are; None: classes
     model: ModelConfig = field(metadata={"example": "{name: mlp, hidden: [64]}"})
     method: Method = field(default_factory=FedAvg)
     objective: Objective = field(default_factory=CrossEntropy)
@@ -267,6 +269,8 @@ def parse_config(
             del tree["objective"]  # the objective of the pair replaces the default loss in the file
     require_no_study(tree, source, "experiment", "sweep")
     tree = {key: value for key, value in tree.items() if key not in without}
+    if tree.get("objective") is None and tree.get("task") == "regression":
+        tree["objective"] = DEFAULT_OBJECTIVES["regression"]
     try:
         config = Schema(TABLES, code, PAIR_NAMES).build(Config, _expand_pairs(tree))
     except RecursionError:

@@ -192,6 +192,10 @@ class Dataset:
         labels = f"{len(self.targets):,} targets" if self.targets else f"{len(self.classes):,} classes"
         return f"Dataset({', '.join([self.name, *parts, f'shape {_shape(self.input_shape)}', labels])})"
 
+    def label_counts(self, clients: Clients) -> Array:
+        """The training samples per client and class, [clients, classes]; labels that are numbers are of one class."""
+        return clients.class_counts(torch.from_numpy(self.task.strata(self.train.y)), self.task.groups)
+
     def splits(self) -> dict[str, Samples]:
         """The existing splits by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}

@@ -9,6 +9,7 @@ from fedadc.objectives.model_contrast import ModelContrast
 from fedadc.objectives.not_true_distillation import NotTrueDistillation
 from fedadc.objectives.restricted_softmax import RestrictedSoftmax
 from fedadc.objectives.self_confidence import SelfConfidence
+from fedadc.objectives.squared_error import SquaredError
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
@@ -17,9 +18,12 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "not_true_distillation": NotTrueDistillation,
     "global_distillation": GlobalDistillation,
     "model_contrast": ModelContrast,
+    "squared_error": SquaredError,
 }
+DEFAULT_OBJECTIVES = {"classification": "cross_entropy", "regression": "squared_error"}  # by the name of the task
 
 __all__ = [
+    "DEFAULT_OBJECTIVES",
     "OBJECTIVES",
     "CrossEntropy",
     "GlobalDistillation",
@@ -28,4 +32,5 @@ __all__ = [
     "Objective",
     "RestrictedSoftmax",
     "SelfConfidence",
+    "SquaredError",
 ]

@@ -32,6 +32,7 @@ class Objective(Settings):
     """The base class of all objectives; subclass it and write `__call__`."""
 
     paper: ClassVar[str] = ""
+    task: ClassVar[str] = ""  # the name of the task whose labels it needs; empty: any
     computation: ClassVar[str] = ""  # the extra work compared with cross-entropy, in words
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +17,8 @@ from fedadc.views.local import Local
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Objective):
     """The cross-entropy of the labels."""
+
+    task: ClassVar[str] = "classification"
 
     def __call__(self, model: FlatModel, batch: Batch, local: Local) -> Tensor:
         return F.cross_entropy(model(batch.x), batch.y)

@@ -32,6 +32,7 @@ class GlobalDistillation(Objective):
     window: int = 1  # M, the number of global models in the teacher
     teacher: Literal["window", "swa", "ema", "lookahead"] = "window"  # or an ensemble of the run
 
+    task: ClassVar[str] = "classification"
     paper: ClassVar[str] = "Yao et al., 2021"
     computation: ClassVar[str] = "1 forward pass / round (down ×2 if window > 1 or an ensemble teaches)"
 

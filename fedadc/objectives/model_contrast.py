@@ -33,6 +33,7 @@ class ModelContrast(Objective):
     mu: float = 1.0  # μ, the weight of the contrast
     tau: float = 0.5  # the temperature of the cosines
 
+    task: ClassVar[str] = "classification"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     computation: ClassVar[str] = "2 forward passes / round"
 

@@ -25,6 +25,7 @@ class NotTrueDistillation(Objective):
     beta: float = 0.3  # β, the weight of the distillation
     tau: float = 1.0  # τ, the temperature of student and teacher
 
+    task: ClassVar[str] = "classification"
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
     computation: ClassVar[str] = "1 forward pass / round"
 

@@ -27,6 +27,7 @@ class RestrictedSoftmax(Objective):
     alpha: float = 0.5  # α, the scale of a class without samples; 1: plain cross-entropy
     soft: bool = False  # scale every class by its frequency in the client's data
 
+    task: ClassVar[str] = "classification"
     paper: ClassVar[str] = "Li and Zhan, KDD 2021"
 
     def __post_init__(self) -> None:

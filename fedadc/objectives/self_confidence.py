@@ -31,6 +31,7 @@ class SelfConfidence(Objective):
     teacher: Literal["received", "self", "swa", "ema", "lookahead"] = "received"  # or an ensemble of the run
     tau_squared: bool = False  # multiply the KL term by τ², as cs-kd does and the paper does not
 
+    task: ClassVar[str] = "classification"
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
     computation: ClassVar[str] = "1 forward pass / round"
 

@@ -20,7 +20,9 @@ from fedadc.fields.settings import Settings
 class Partition(Settings):
     """The base class of all partitions; subclass it and write `owners`."""
 
+    needs_classes: ClassVar[bool] = False  # True: it deals by class, so labels that are numbers are refused
     needs_clients: ClassVar[bool] = True  # False: the partition itself determines the number of clients
 
     def owners(self, labels: Array, classes: int, clients: int, rng: np.random.Generator) -> Array:
+        """The client number of every sample; labels are classes, or numbers [n, targets] (then `classes` is 0)."""
         raise undefined(self, "owners(labels, classes, clients, rng)")

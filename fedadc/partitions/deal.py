@@ -10,6 +10,7 @@ from fedadc.partitions.base import Partition
 from fedadc.partitions.iid import IID
 from fedadc.partitions.natural import Natural
 from fedadc.rng import generator
+from fedadc.tasks import Classification
 
 
 def partition(
@@ -49,9 +50,13 @@ def partition(
 def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) -> Clients:
     """The clients of a data set: its training samples, assigned by a rule or by the default partition."""
     rng = generator(seed, "partition")
-    return partition(
-        rule or default_partition(data, clients), data.train.y.numpy(), len(data.classes), clients, rng, data.owners
+    rule = rule or default_partition(data, clients)
+    require(
+        not rule.needs_classes or isinstance(data.task, Classification),
+        f"partition {type(rule).__name__.lower()} deals by class, but the labels are numbers (task: {data.task.name}); "
+        "use iid, natural or pooled.",
     )
+    return partition(rule, data.train.y.numpy(), len(data.classes), clients, rng, data.owners)
 
 
 def default_partition(data: Dataset, clients: int | None) -> Partition:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class Dirichlet(Partition):
     Every class is divided among clients in proportion to their entries for it, with cumulative shares rounded; clients
     differ in size. An empty client takes one sample from the largest client (docs/deviations.md, 6).
     """
+
+    needs_classes: ClassVar[bool] = True
 
     alpha: float = 0.5
 

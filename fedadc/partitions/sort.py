@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ class SortAndPartition(Partition):
     Every client has exactly that many labels; blocks of one class differ by at most one sample. The number of blocks
     of a class is proportional to its size, so clients have nearly equal sizes even if classes do not.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     labels_per_client: int = 2  # s
 

@@ -131,6 +131,11 @@ def personal_run(
     device: str,
 ) -> PersonalRun:
     """Prepare the personalization of a run; `file` is the model to start from, or None for stored models."""
+    require(
+        config.task != "regression",
+        f"{run.path} predicts numbers (task: regression), but personalize compares accuracies; models of clients that "
+        "a method keeps, e.g. ditto, are evaluated during training.",
+    )
     folder = data_dir or text_of(read_facts(run.path), "data_dir")
     data_folder = None if folder is None else Path(folder)
     config = replace(  # settings that only matter for training; the files that they name may be gone

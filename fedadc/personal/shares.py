@@ -61,7 +61,7 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
     if natural and new.test_owners is not None:
         tests = shares_by_name(new.test_owners, before.names)
     else:
-        counts = clients.class_counts(new.train.y, len(new.classes))
+        counts = new.label_counts(clients)
         tests = local_shares(new.test.y.numpy(), counts, generator(_seed(plan.config), "local test shares"))
     after = Shares(new.train, clients, new.test, tests, before.names)
     _warn_of_trained_test_samples(after.test, before.train, file)

@@ -198,7 +198,10 @@ def _coordinator(config: Config, data: Dataset, bench: Bench) -> Coordinator:
     """The server's half of a run, with the clients that the run has."""
     seed = config.seed if config.data.seed is None else config.data.seed
     clients = deal(data, config.data.partition, config.data.clients, seed)
-    roster = Roster(clients.sizes, reported=lambda: clients.class_counts(data.train.y, len(data.classes)))
+    roster = Roster(
+        clients.sizes,
+        reported=lambda: data.label_counts(clients),
+    )
     agreement = replace(bench.agreement, seed=config.seed, work=config.local)
     return build_coordinator(replace(config, clock=None), agreement, roster)  # virtual time costs none
 

@@ -27,6 +27,7 @@ class Target:
     name: str
     center: float = 0.0
     spread: float = 1.0
+    scaled: bool = True  # False: the constants are not known yet
 
     def __post_init__(self) -> None:
         valid = isfinite(self.center) and isfinite(self.spread) and self.spread > 0

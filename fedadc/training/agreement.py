@@ -24,6 +24,7 @@ from fedadc.methods.base import Method
 from fedadc.models.build import prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector, vector_like
+from fedadc.objectives import DEFAULT_OBJECTIVES, Objective
 from fedadc.tasks import Task
 from fedadc.training.faults import NormBound
 from fedadc.training.server import Server
@@ -156,6 +157,7 @@ def agree(
         task=spec.task, inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,
         seed=seed, drift=drift, bound=bound,
     )  # fmt: skip
+    _check_objective(server.method.objective, spec.task)
     require(
         server.method.federated or uplink.exact,
         f"{type(server.method).__name__} sends nothing that communication.uplink could compress.",
@@ -165,6 +167,16 @@ def agree(
         f"head: the output of {head} is not that of {type(module).__name__}; name the last layer.",
     )
     return agreement
+
+
+def _check_objective(objective: Objective, task: Task) -> None:
+    kind = {"classification": "classes", "regression": "numbers"}
+    require(
+        objective.task in ("", task.name),
+        f"objective {type(objective).__name__} is for labels that are {kind.get(objective.task, objective.task)}, but "
+        f"here they are {kind.get(task.name, task.name)} (task: {task.name}); use "
+        f"{DEFAULT_OBJECTIVES.get(task.name, 'another one')}.",
+    )
 
 
 def _check_augment(augment: Augment, spec: DataSpec) -> None:

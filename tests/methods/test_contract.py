@@ -14,6 +14,7 @@ import yaml
 from torch.nn.utils import vector_to_parameters
 
 from conftest import small_federation, updated
+from family import OBJECTIVES_OF_CLASSES
 from fedadc.communication.downlinks import Pull
 from fedadc.config.build import prepare
 from fedadc.data.batches import Augment
@@ -29,7 +30,7 @@ from fedadc.views.round_info import RoundInfo
 
 WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep")
 REFUSED = [(m, o) for m in WITHOUT_A_GLOBAL_MODEL for o, cls in OBJECTIVES.items() if cls().asks_the_global_model]
-PAIRS = [pair for pair in product(METHODS, OBJECTIVES) if pair not in REFUSED]
+PAIRS = [pair for pair in product(METHODS, OBJECTIVES_OF_CLASSES) if pair not in REFUSED]
 NO_LOCAL_MOMENTUM = ("fedadc_double", "scaffold", "ditto")
 CONFIG: dict[str, Any] = {
     "rounds": 3,

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from conftest import small_federation, steps_of, updated
+from family import OBJECTIVES_OF_CLASSES
 from fedadc.data import from_clients
 from fedadc.errors import FedadcError
 from fedadc.federation import Federation
 from fedadc.methods import METHODS, Ditto, FedAvg, FedBABU, FedPer, FedRep, LocalOnly, Method
 from fedadc.models import MLP, Logistic
-from fedadc.objectives import OBJECTIVES, CrossEntropy, ModelContrast
+from fedadc.objectives import CrossEntropy, ModelContrast
 from fedadc.partitions import Pooled
 from fedadc.schedules import Cosine
 from fedadc.training.messages import ClientResult
@@ -116,10 +117,10 @@ def test_fedper_of_clients_with_different_data_is_not_fedavg() -> None:
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES_OF_CLASSES)
 def test_dittos_global_model_is_fedavgs(objective: str, lam: float) -> None:
     """Bit for bit, and so is the reported loss."""
-    loss = OBJECTIVES[objective]()
+    loss = OBJECTIVES_OF_CLASSES[objective]()
     for a, b in zip(run(Ditto(lam=lam, objective=loss)), run(FedAvg(objective=loss)), strict=True):
         assert torch.equal(a.state.theta, b.state.theta) and a.train_loss == b.train_loss
         assert a.metrics.items() >= b.metrics.items()
@@ -170,7 +171,7 @@ def test_the_body_is_the_mean_of_the_clients_bodies() -> None:
 @pytest.mark.parametrize(("name", "objective"), list(product(SENDING_BODIES, ["cross_entropy", "restricted_softmax"])))
 @MOMENTA
 def test_heads_never_leave_their_clients(name: str, objective: str, momentum: float) -> None:
-    method, work = METHODS[name](objective=OBJECTIVES[objective]()), replace(WORK, momentum=momentum)
+    method, work = METHODS[name](objective=OBJECTIVES_OF_CLASSES[objective]()), replace(WORK, momentum=momentum)
     made, found = reports(method, work, weighting="samples")
     head, start = made.model.part("head"), made.start().theta
     for report in found:

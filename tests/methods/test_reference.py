@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import reference
-from conftest import small_federation
+from conftest import numbers_federation, small_federation
 from fedadc.data.batches import shuffled
 from fedadc.federation import Federation
 from fedadc.methods import (
@@ -42,6 +42,7 @@ from fedadc.objectives import (
     NotTrueDistillation,
     RestrictedSoftmax,
     SelfConfidence,
+    SquaredError,
 )
 from fedadc.rng import generator
 from fedadc.schedules import Exponential
@@ -90,6 +91,7 @@ OBJECTIVES = {
     "global": pair(GlobalDistillation, reference.global_distillation, lam=0.6, tau=0.5, window=1),
     "global, window": pair(GlobalDistillation, reference.global_distillation, lam=0.6, tau=2.0, window=3),
     "contrast": pair(ModelContrast, reference.model_contrast, mu=2.0, tau=0.5),
+    "squared": pair(SquaredError, reference.squared_error),
 }
 WORK = {
     "steps": LocalWork(steps=5, batch_size=4, lr=0.3),
@@ -98,7 +100,7 @@ WORK = {
         epochs=2, batch_size=4, lr=0.3, weight_decay=0.05, clip=0.5, momentum=0.6, schedule=Exponential(gamma=0.8)
     ),
 }
-WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly"}  # objectives that do not need one
+WITHOUT_GLOBAL_MODEL = {"cross_entropy", "self", "restricted", "restricted softly", "squared"}  # they need none
 
 
 def weightings(method: str) -> list[str]:
@@ -118,10 +120,11 @@ class Match:
             local = self.local = replace(local, momentum=0.0)
         projection = {"projection": 6} if objective == "contrast" else {}
         (our_method, their_method), (our_objective, their_objective) = METHODS[method], OBJECTIVES[objective]
-        data = small_federation(clients=CLIENTS)
+        data = numbers_federation(clients=CLIENTS) if objective == "squared" else small_federation(clients=CLIENTS)
+        outputs = data.task.outputs[0]
         torch.manual_seed(1)
         self.federation = Federation(
-            model=MLP((5,), 4, hidden=[7], **projection).double(),
+            model=MLP((5,), outputs, hidden=[7], **projection).double(),
             data=data,
             method=replace(our_method, objective=our_objective),
             local=local,
@@ -132,9 +135,9 @@ class Match:
         shares = [self.federation.clients[k] for k in range(CLIENTS)]
         self.sizes = np.array([len(positions) for positions in shares])
         self.problem = reference.Problem(
-            network=reference.mlp(5, 7, 4, **projection),
+            network=reference.mlp(5, 7, outputs, **projection),
             x=[data.train.x.numpy()[positions] for positions in shares],
-            y=[data.train.y.numpy()[positions] for positions in shares],
+            y=[self.labels()[positions] for positions in shares],
             method=their_method,
             objective=their_objective,
             weighting=weighting,
@@ -142,6 +145,14 @@ class Match:
             clip=local.clip,
             momentum=local.momentum,
         )
+
+    def labels(self) -> Any:
+        """The labels of all training samples; numbers are scaled by their mean and standard deviation."""
+        y = self.federation.data.train.y.numpy()
+        if y.ndim == 1:
+            return y
+        constants = [[float(f"{v:.6g}") for v in values] for values in (y.mean(axis=0), y.std(axis=0))]
+        return (y - constants[0]) / constants[1]
 
     def batches(self, t: int, k: int) -> list[Any]:
         rng = generator(SEED, "batches", t, k)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from family import linux
+from family import OBJECTIVES_OF_CLASSES, linux
 from fedadc.config.settings import Config
 from fedadc.methods import METHODS
-from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config
 from fedadc.sites.trial import prepared, train_on_this_machine
 from federations import CONFIG, config_of, parts_of, require_same_bits, simulated, trained
@@ -25,7 +24,7 @@ SUITE: dict[str, dict[str, Any]] = {
 PARTIAL = {"seed": 4, "cohort": {"size": 1}}
 ALL: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS},
-    **{f"fedadc with {name}": {"method": "fedadc", "objective": name} for name in OBJECTIVES},
+    **{f"fedadc with {name}": {"method": "fedadc", "objective": name} for name in OBJECTIVES_OF_CLASSES},
     "eight bit": {"method": "fedadc", "communication": {"uplink": "eight_bit"}},
     "partial cohorts": {"method": "moon", "rounds": 4, "cohort": {"size": 1}},
     "weighted": {"method": "scaffold", "cohort": {"weighting": "samples"}},

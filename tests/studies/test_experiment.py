@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from family import OBJECTIVES_OF_CLASSES
 from fedadc.analysis.compare import final
 from fedadc.cli.terminal import choices_table
 from fedadc.config.presets import PRESETS
 from fedadc.config.yaml import read_yaml
 from fedadc.errors import FedadcError
 from fedadc.methods import METHODS
-from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config, read_run
 from fedadc.selections import SELECTIONS, Uniform
 from fedadc.studies.experiment import Choice, Trial, check_rows, choose, read_experiment, train_trials
@@ -226,7 +226,7 @@ def test_the_shipped_experiment_is_valid_and_has_every_method() -> None:
     plan, trials = read_experiment(EXPERIMENTS / "digits.yaml")
     personal = {"fedper", "fedrep", "fedbabu", "ditto"}  # methods for personal models, not for a global one
     assert {type(t.config.method) for t in trials} == {METHODS[name] for name in METHODS.keys() - personal}
-    assert {type(t.config.objective) for t in trials} == set(OBJECTIVES.values())
+    assert {type(t.config.objective) for t in trials} == set(OBJECTIVES_OF_CLASSES.values())
     assert plan.budget == 12 and plan.seeds == [0, 1, 2]
     assert {"local only", "centralized", "FedAvg, local momentum", "FedADC heavy-ball"} <= plan.runs.keys()
     assert len(trials) == len(plan.runs) * 12 * 3

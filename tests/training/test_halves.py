@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from family import OBJECTIVES_OF_CLASSES
 from fedadc.communication.downlinks import DOWNLINKS
 from fedadc.communication.uplinks import UPLINKS
 from fedadc.config.build import prepare
 from fedadc.federation import Federation
 from fedadc.methods import METHODS
-from fedadc.objectives import OBJECTIVES
 from fedadc.runs.record import load_config
 from fedadc.selections import SELECTIONS
 from fedadc.system.files import to_safetensors
@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
 WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep")
 CASES: dict[str, dict[str, Any]] = {
     f"{m} with {o}": {"method": m, "objective": o}
-    for m, (o, objective) in product(METHODS, OBJECTIVES.items())
+    for m, (o, objective) in product(METHODS, OBJECTIVES_OF_CLASSES.items())
     if not (m in WITHOUT_A_GLOBAL_MODEL and objective().asks_the_global_model)
 }
 CASES |= {

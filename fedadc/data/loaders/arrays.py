@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.errors import DataError, FedadcError, require, same_kind
+from fedadc.tasks import Target
 
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
 
@@ -24,15 +25,27 @@ def from_arrays(
     test_owners: Any = None,
     name: str = "arrays",
     normalization: Normalization | None = None,
+    task: str | None = None,
+    targets: Sequence[str] | None = None,
 ) -> Dataset:
     """A data set from inputs and labels.
 
     `owners` and `test_owners` hold the client id of every training and test sample. uint8 inputs are treated as images
     and scaled to [0, 1]; other inputs are not changed. Labels may be integers or strings. The classes are the labels
-    that occur in training, sorted.
+    that occur in training, sorted. With `task="regression"`, labels are numbers, [n] or [n, targets], and `targets` may
+    name them.
     """
-    inputs, labels = checked_inputs(x, name, "training"), checked_labels(y, name)
-    classes, codes = np.unique(labels, return_inverse=True)
+    inputs = checked_inputs(x, name, "training")
+    classes: tuple[str, ...] = ()
+    goals: tuple[Target, ...] = ()
+    if task == "regression":
+        labels = codes = checked_numbers(y, name)
+        goals = named_targets(targets, labels.shape[1])
+    else:
+        require(targets is None, 'targets are for task="regression"; leave them out.')
+        labels = checked_labels(y, name)
+        values, codes = np.unique(labels, return_inverse=True)
+        classes, codes = tuple(map(str, values)), codes.reshape(-1)
     require(
         len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.", DataError
     )
@@ -40,14 +53,14 @@ def from_arrays(
         owners = checked_owners(owners, len(labels), name)
     if normalization is None:
         normalization = default_normalization(inputs)
-    samples = Samples(inputs, torch.from_numpy(codes.reshape(-1)))
-    names = tuple(str(c) for c in classes)
-    test_samples = None if test is None else samples_like(names, *test, name)
+    samples = Samples(inputs, torch.from_numpy(codes))
+    test_samples = None if test is None else samples_like(classes, *test, name, goals)
     if test_owners is not None:
         test_owners = checked_owners(test_owners, 0 if test_samples is None else len(test_samples), name)
     return Dataset(
-        name, samples, names, test_samples, normalization=normalization, owners=owners, test_owners=test_owners
-    )
+        name, samples, classes, test_samples, normalization=normalization, owners=owners, test_owners=test_owners,
+        targets=goals,
+    )  # fmt: skip
 
 
 def default_normalization(inputs: Tensor) -> Normalization:
@@ -55,8 +68,27 @@ def default_normalization(inputs: Tensor) -> Normalization:
     return Normalization(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
 
 
-def samples_like(classes: Sequence[str], x: Any, y: Any, name: str) -> Samples:
-    """Further samples of a data set with these classes. Integer labels are class indices unless a class is a number."""
+def named_targets(names: Sequence[str] | None, count: int) -> tuple[Target, ...]:
+    """Targets whose constants are not known yet."""
+    if names is None:
+        names = ["label"] if count == 1 else [f"label {i + 1}" for i in range(count)]
+    valid = not isinstance(names, str) and all(isinstance(name, str) for name in names) and len({*names}) == count
+    require(valid, f"targets must be {count} different names, one for each number of a label, not {names!r:.60}.")
+    return tuple(Target(name, scaled=False) for name in names)
+
+
+def samples_like(classes: Sequence[str], x: Any, y: Any, name: str, targets: Sequence[Target] = ()) -> Samples:
+    """Further samples of a data set with these classes, or of a regression with these targets.
+
+    Integer labels are class indices unless a class is a number.
+    """
+    if targets:
+        numbers = checked_numbers(y, name)
+        wanted = f"{len(targets)} numbers for every sample"
+        require(
+            numbers.shape[1] == len(targets), f"data {name}: labels need {wanted}, not {numbers.shape[1]}.", DataError
+        )
+        return Samples(checked_inputs(x, name, "test"), torch.from_numpy(numbers))
     labels = checked_labels(y, name)
     code = {c: i for i, c in enumerate(classes)}
     values, position = np.unique(labels, return_inverse=True)
@@ -79,6 +111,8 @@ def from_clients(
     tests: Sequence[Pair] | Mapping[str, Pair] | None = None,
     name: str = "clients",
     normalization: Normalization | None = None,
+    task: str | None = None,
+    targets: Sequence[str] | None = None,
 ) -> Dataset:
     """A natural federation from one pair of inputs and labels per client, in a list or by name.
 
@@ -96,7 +130,7 @@ def from_clients(
         test is None or tests is None,
         "from_clients takes `test` (one pair for all clients) or `tests` (one pair per client), not both.",
     )
-    x, y, owners = _joined(clients, name, "")
+    x, y, owners = _joined(clients, name, "", task)
     empty = np.bincount(owners, minlength=len(clients)) == 0
     require(
         not empty.any(),
@@ -107,18 +141,21 @@ def from_clients(
     if tests is not None:
         counts = f"{len(tests)} test pairs for {len(clients)} clients"
         require(len(tests) == len(clients), f"from_clients got {counts}; it needs one test pair per client.")
-        test_x, test_y, test_owners = _joined(tests, name, "test ")
+        test_x, test_y, test_owners = _joined(tests, name, "test ", task)
         test = test_x, test_y
     if names is not None:
         owners, test_owners = names[owners], None if test_owners is None else names[test_owners]
-    return from_arrays(x, y, test, owners=owners, test_owners=test_owners, name=name, normalization=normalization)
+    return from_arrays(
+        x, y, test, owners=owners, test_owners=test_owners, name=name, normalization=normalization, task=task,
+        targets=targets,
+    )  # fmt: skip
 
 
 def _named(pairs: Mapping[str, Pair], name: str) -> Pair:
     return next(pair for key, pair in pairs.items() if str(key) == name)
 
 
-def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array, Array]:
+def _joined(pairs: Sequence[Pair], name: str, part: str, task: str | None) -> tuple[Tensor, Array, Array]:
     """The inputs, labels and owners of all clients' samples."""
     for k, pair in enumerate(pairs):
         require(
@@ -126,7 +163,8 @@ def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array,
             f"client {k} must be a pair (inputs, labels), not {type(pair).__name__}.",
         )
     inputs = [checked_inputs(x, name, f"client {k}'s {part}".strip()) for k, (x, _) in enumerate(pairs)]
-    labels = [checked_labels(y, name) for _, y in pairs]
+    checked = checked_numbers if task == "regression" else checked_labels
+    labels = [checked(y, name) for _, y in pairs]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
         require(
             len(x) == len(y),
@@ -142,7 +180,9 @@ def _joined(pairs: Sequence[Pair], name: str, part: str) -> tuple[Tensor, Array,
     return torch.cat(inputs), np.concatenate(labels), np.repeat(np.arange(len(pairs)), [len(y) for y in labels])
 
 
-def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = "dataset") -> Dataset:
+def from_torch(
+    train: Any, test: Any = None, *, owners: Any = None, name: str = "dataset", task: str | None = None
+) -> Dataset:
     """A data set from torch Datasets whose items are (input, label). Every item is read once."""
 
     def stacked(dataset: Any) -> Pair:
@@ -150,13 +190,20 @@ def from_torch(train: Any, test: Any = None, *, owners: Any = None, name: str = 
         require(bool(items), f"data {name}: the Dataset is empty.", DataError)
         try:
             x = torch.stack([torch.as_tensor(np.asarray(item[0])) for item in items])
-            y = [item[1].item() if isinstance(item[1], Tensor) else item[1] for item in items]
+            y = [_plain_label(item[1]) for item in items]
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
             raise DataError(f"data {name}: items must be (input, label) with inputs of one shape ({error}).") from error
         return x, y
 
     x, y = stacked(train)
-    return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name)
+    return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name, task=task)
+
+
+def _plain_label(label: Any) -> Any:
+    """The label of an item of a torch Dataset, a tensor as a number or a list of numbers."""
+    if not isinstance(label, Tensor):
+        return label
+    return label.item() if label.numel() == 1 else label.tolist()
 
 
 def checked_inputs(x: Any, name: str, which: str) -> Tensor:
@@ -197,7 +244,8 @@ def checked_labels(y: Any, name: str) -> Array:
     require(labels.ndim == 1, f"data {name}: labels must have one dimension, not {labels.ndim}.", DataError)
     require(
         labels.dtype.kind in "iubU",
-        f"data {name}: labels must be integers or strings, not {labels.dtype}.",
+        f"data {name}: labels must be integers or strings, not {labels.dtype}; for numbers to predict, set task to "
+        "regression.",
         DataError,
     )
     if labels.dtype == np.uint64:
@@ -208,6 +256,27 @@ def checked_labels(y: Any, name: str) -> Array:
             DataError,
         )
     return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
+
+
+def checked_numbers(y: Any, name: str) -> Array:
+    """Labels that are numbers, as an array [n, targets], float32 or float64, all of them finite."""
+    try:
+        labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"data {name}: labels must be numbers ({error}).") from error
+    require(labels.dtype.kind in "iubf", f"data {name}: labels must be numbers, not {labels.dtype}.", DataError)
+    require(
+        labels.ndim == 1 or (labels.ndim == 2 and labels.shape[1] > 0),
+        f"data {name}: labels must have the shape [n] or [n, targets], not {list(labels.shape)}.",
+        DataError,
+    )
+    numbers = labels.reshape(len(labels), -1)
+    numbers = numbers.astype(numbers.dtype if numbers.dtype in (np.float32, np.float64) else np.float64)
+    missing = ~np.isfinite(numbers).all(axis=1)
+    require(
+        not missing.any(), f"data {name}: the label of sample {int(missing.argmax())} is NaN or infinite.", DataError
+    )
+    return np.ascontiguousarray(numbers)
 
 
 def checked_owners(owners: Any, samples: int, name: str) -> Array:
@@ -240,4 +309,4 @@ def inputs_like(data: Dataset, x: Any) -> Samples:
         f"x has inputs {list(inputs.shape[1:])} of type {inputs.dtype}, but the model was trained on "
         f"{list(like.shape[1:])} of type {like.dtype}.",
     )
-    return Samples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+    return Samples(inputs, data.task.blank_labels(len(inputs)))

@@ -22,7 +22,7 @@ MAX_ARRAYS = 1000  # a data set needs fewer than ten
 MAX_HEADER = 4096  # characters; the header of a plain array has about a hundred
 
 
-def npz(path: Path, test: Path | None = None) -> Dataset:
+def npz(path: Path, test: Path | None = None, task: str | None = None) -> Dataset:
     """your own arrays: x and y; optionally x_test, y_test, client and client_test"""
     arrays = read_npz(path)
     test_pair, test_owners = None, arrays.get("client_test")
@@ -33,18 +33,23 @@ def npz(path: Path, test: Path | None = None) -> Dataset:
     elif {"x_test", "y_test"} & arrays.keys():
         test_pair = pair_in(arrays, path, ("_test",))
     train, owners = pair_in(arrays, path, ("", "_train")), arrays.get("client")
-    return from_arrays(*train, test_pair, owners=owners, test_owners=test_owners, name=path.name)
+    return from_arrays(*train, test_pair, owners=owners, test_owners=test_owners, name=path.name, task=task)
 
 
 def from_npz(
-    path: str | Path, test: str | Path | float | None = None, *, validation: float | None = None, seed: int = 0
+    path: str | Path,
+    test: str | Path | float | None = None,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    task: str | None = None,
 ) -> Dataset:
     """A data set from an .npz file with x and y; optionally x_test, y_test, client and client_test.
 
     `test` is another such file or a share to hold out, and `validation` is a share of the rest; `seed` draws them.
     """
     file, share = file_or_share(test)
-    return HeldOut(share, validation, seed)(npz(path_of(path), file))
+    return HeldOut(share, validation, seed)(npz(path_of(path), file, task))
 
 
 def npz_like(path: Path, like: Dataset) -> Dataset:
@@ -52,7 +57,7 @@ def npz_like(path: Path, like: Dataset) -> Dataset:
     arrays = read_npz(path)
 
     def samples(*endings: str) -> Samples:
-        found = samples_like(like.classes, *pair_in(arrays, path, endings), path.name)
+        found = samples_like(like.classes, *pair_in(arrays, path, endings), path.name, like.targets)
         dtype = like.train.x.dtype
         both_floating = found.x.is_floating_point() and dtype.is_floating_point
         return Samples(found.x.to(dtype), found.y) if both_floating else found
@@ -64,7 +69,15 @@ def npz_like(path: Path, like: Dataset) -> Dataset:
         for ids, part in ((arrays.get("client"), train), (arrays.get("client_test"), test))
     )
     return Dataset(
-        path.name, train, like.classes, test, None, like.normalization, owners=owners, test_owners=test_owners
+        path.name,
+        train,
+        like.classes,
+        test,
+        None,
+        like.normalization,
+        owners=owners,
+        test_owners=test_owners,
+        targets=like.targets,
     )
 
 

@@ -40,4 +40,4 @@ def read_owned_samples(path: Path, like: Dataset) -> tuple[Samples, Array | None
         x, y = pair_in(arrays, path, ("", "_test"))
         owners = arrays.get("client" if {"x", "y"} <= arrays.keys() else "client_test")
         owners = None if owners is None else checked_owners(owners, len(y), path.name)
-    return samples_like(like.classes, x, y, path.name), owners
+    return samples_like(like.classes, x, y, path.name, like.targets), owners
