@@ -20,3 +20,12 @@ def test_three_sites() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=400)
     assert "the model is that of the simulation: True" in done.stdout
     assert all(f",{hospital}," in done.stdout for hospital in ("bern", "lugano", "zug"))
+
+
+def test_regression() -> None:
+    program = [sys.executable, str(EXAMPLES / "regression.py")]
+    lines = subprocess.run(program, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["FedAvg", "FedADC"]
+    assert all(float(line.rpartition(" ")[2]) > 0.8 for line in lines[:2])
+    clear, cloudy = (int(word) for word in lines[2].split() if word.isdigit())
+    assert clear > 1.5 * cloudy > 0

@@ -12,6 +12,7 @@ from fedadc.analysis.plots import plot
 from fedadc.runs.layout import METRICS
 from fedadc.runs.record import RecordedRun, find_runs, read_run
 from fedadc.system.user_code import Notes
+from fedadc.tasks import SCORES
 
 log = logging.getLogger("fedadc")
 
@@ -49,14 +50,15 @@ def compare(
     runs: str | Path | Sequence[str | Path],
     *,
     target: float | None = None,
-    metric: str = "test_accuracy",
+    metric: str | None = None,
     x: str = "round",
     notes: Notes = log.info,
 ) -> Comparison:
     """Compare run directories, or folders of them: mean ± std over seeds, progress until a target, bytes sent.
 
     `target` is the value to reach (default: 90 % of the best), `x` the measure of progress: round, bytes, bytes_up,
-    bytes_down, virtual_seconds, seconds or samples. No user code is loaded.
+    bytes_down, virtual_seconds, seconds or samples. Without `metric` it is test_accuracy, or test_r2 where runs predict
+    numbers. No user code is loaded.
     """
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     found = find_runs(paths)
@@ -69,4 +71,11 @@ def compare(
         done, planned = run.records[-1]["round"], run.tree.get("rounds", 0)
         if done < planned and not run.stopped():
             notes(f"{run.path} ended after {done} of {planned} rounds")
-    return Comparison(summarize(read, target, metric, x), read, metric, x)
+    chosen = default_metric(read) if metric is None else metric
+    return Comparison(summarize(read, target, chosen, x), read, chosen, x)
+
+
+def default_metric(runs: Sequence[RecordedRun]) -> str:
+    """The score of the task on test data: the first that any round of a run has."""
+    names = [f"test_{score}" for score in SCORES]
+    return next((name for name in names for run in runs if any(name in record for record in run.records)), names[0])

@@ -33,7 +33,9 @@ def compare(
         float | None,
         typer.Option(help="Metric value to reach; the table shows how long it took (default: 90 % of the best)."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="Metric to compare and plot.")] = "test_accuracy",
+    metric: Annotated[
+        str | None, typer.Option(help="Metric to compare and plot (default: test_accuracy; test_r2 for regressions).")
+    ] = None,
     x: Annotated[
         str,
         typer.Option(
@@ -50,7 +52,7 @@ def compare(
     result = compare_runs(runs, target=target, metric=metric, x=x, notes=note)
     if plot_file is not None:
         result.plot(plot_file)
-    comparison(result, metric, json)
+    comparison(result, result.metric, json)
     if plot_file is not None and not json:
         say(f"plot:  {plot_file}")
 

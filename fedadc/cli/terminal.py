@@ -91,10 +91,13 @@ class _Lines:
 
 
 def _latest_metric(record: dict[str, Any]) -> str:
-    """The accuracy of a record, or else its training loss."""
+    """The score of a record, or else its training loss."""
     for name, shown in (("personal_accuracy", "personal accuracy"), ("test_accuracy", "accuracy")):
         if isinstance(accuracy := record.get(name), float):
             return f"{shown} {100 * accuracy:5.1f} %"
+    for name, shown in (("personal_r2", "personal R²"), ("test_r2", "R²")):
+        if isinstance(explained := record.get(name), float):
+            return f"{shown} {explained:.3f}"
     loss = record.get("train_loss")
     return f"loss {loss:.3f}" if isinstance(loss, float) else ""
 
@@ -114,7 +117,8 @@ class _Bar:
 
     def advance(self, what: str, record: dict[str, Any]) -> None:
         metric = _latest_metric(record)
-        if "accuracy" in metric or "accuracy" not in self.last:  # keep showing the last accuracy between evaluations
+        scored = self.last and not self.last.startswith("loss")
+        if not (scored and metric.startswith("loss")):  # keep showing the last score between evaluations
             self.last = metric
         self.progress.update(self.task, advance=1, description=what, metric=self.last)
 

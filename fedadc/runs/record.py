@@ -21,6 +21,7 @@ from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.layout import BEST_MODEL, CONFIG, METRICS, MODEL, REPLACED, model_file, other_models
 from fedadc.runs.seal import code_of_run, is_run
 from fedadc.system.user_code import Notes, UserCode
+from fedadc.tasks import SCORES
 from fedadc.training.state import Round
 
 log = logging.getLogger("fedadc")
@@ -88,8 +89,8 @@ def record_of(result: Round) -> dict[str, Any]:
 
 
 def scores(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The accuracies and losses in the record of a round."""
-    return {name: value for name, value in record.items() if name.endswith(("accuracy", "loss"))}
+    """The scores and losses in the record of a round."""
+    return {name: value for name, value in record.items() if name.endswith((*SCORES, "loss"))}
 
 
 @dataclass(frozen=True)

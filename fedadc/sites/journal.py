@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fedadc.engines.pooled import EventLog
 from fedadc.errors import DiskError, FedadcError
 from fedadc.sites.status import Activity, SiteStatus, Status
+from fedadc.tasks import SCORES
 
 Event = Literal[
     "began", "joined", "returned", "refused", "late", "problem", "absent", "lost", "waiting", "round", "failed",
@@ -25,7 +26,10 @@ Event = Literal[
 ]  # fmt: skip
 NOT_AUDITED = {"absent", "lost", "waiting"}
 COUNTED = {"late": "late", "refused": "refused", "problem": "problems", "lost": "lost"}  # event -> figure of its site
-SHOWN = ("test_accuracy", "site_test_accuracy", "personal_accuracy", "train_loss")  # figures of a round
+SHOWN = (  # figures of a round
+    *(part + score for part in ("test_", "site_test_", "personal_") for score in SCORES),
+    "train_loss",
+)
 Line = Mapping[str, Any]
 
 

@@ -86,7 +86,8 @@ class Experiment(Settings):
     @property
     def metric(self) -> str:
         """The metric in the table and the plot, for the models (global or personal) that `choose_by` measures."""
-        return "personal_accuracy" if self.choose_by.startswith("validation_personal_") else "test_accuracy"
+        score = "r2" if self.base.get("task") == "regression" else "accuracy"
+        return f"personal_{score}" if self.choose_by.startswith("validation_personal_") else f"test_{score}"
 
 
 @dataclass(frozen=True)
