@@ -15,7 +15,7 @@ import numpy as np
 from fedadc.data.dataset import Array, Dataset
 from fedadc.tasks import Target
 
-DIGITS = 6
+SIGNIFICANT_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def scale_of(sums: Sequence[LabelSums]) -> tuple[Array, Array]:
 
 def rounded(value: float) -> float:
     """A number with six significant digits."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def with_scaled_targets(data: Dataset) -> Dataset:

@@ -10,7 +10,6 @@ from fedadc.partitions.base import Partition
 from fedadc.partitions.iid import IID
 from fedadc.partitions.natural import Natural
 from fedadc.rng import generator
-from fedadc.tasks import Classification
 
 
 def partition(
@@ -52,7 +51,7 @@ def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) 
     rng = generator(seed, "partition")
     rule = rule or default_partition(data, clients)
     require(
-        not rule.needs_classes or isinstance(data.task, Classification),
+        not rule.needs_classes or bool(data.classes),
         f"partition {type(rule).__name__.lower()} deals by class, but the labels are numbers (task: {data.task.name}); "
         "use iid, natural or pooled.",
     )
