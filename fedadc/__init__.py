@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from fedadc.federation import Federation as Federation
     from fedadc.personal.personalize import personalize as personalize
     from fedadc.runs.evaluate import evaluate as evaluate
-    from fedadc.runs.load import load as load
     from fedadc.runs.record import load_config as load_config
     from fedadc.runs.runner import resume as resume
     from fedadc.runs.runner import run as run
@@ -72,6 +71,9 @@ if TYPE_CHECKING:
     from fedadc.studies.experiment import experiment as experiment
     from fedadc.studies.reproduce import reproduce as reproduce
     from fedadc.studies.sweep import sweep as sweep
+    from fedadc.trained.export import export as export
+    from fedadc.trained.load import load as load
+    from fedadc.trained.predict import predict as predict
     from fedadc.views.local_work import LocalWork as LocalWork
 
 _HOME = {
@@ -90,9 +92,11 @@ _HOME = {
     "federation": ("Federation",),
     "personal.personalize": ("personalize",),
     "runs.evaluate": ("evaluate",),
-    "runs.load": ("load",),
     "runs.record": ("load_config",),
     "runs.runner": ("resume", "run"),
+    "trained.export": ("export",),
+    "trained.load": ("load",),
+    "trained.predict": ("predict",),
     "views.local_work": ("LocalWork",),
 }
 _NAMESPACES = (
@@ -128,9 +132,9 @@ _NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name
 __all__ = [
     "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog", "cluster",
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
-    "experiment", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init",
+    "experiment", "export", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init",
     "label_counts", "load", "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize",
-    "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep", "training", "views",
+    "predict", "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep", "training", "views",
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from fedadc.data.batches import Augment
 from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.data.loaders.arrays import inputs_like
 from fedadc.data.roster import Roster
+from fedadc.data.schema import DataSchema
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.data.targets import with_scaled_targets
@@ -205,6 +206,14 @@ class Federation(ServerHalf):
         return self.data.notes
 
     @property
+    def data_schema(self) -> DataSchema:
+        return DataSchema.of(self.data)
+
+    @property
+    def samples_of_splits(self) -> dict[str, int]:
+        return {name: len(samples) for name, samples in self.data.splits().items()}
+
+    @property
     def engine_facts(self) -> dict[str, Any]:
         return {"workers": self.workers, "engine": "ray" if self.cluster else "local"}
 
@@ -272,7 +281,7 @@ class Federation(ServerHalf):
         """
         self._require_fitting(state)
         theta, size = self._predicting_model(state, client), self.evaluation.batch_size
-        samples = inputs_like(self.data, x)
+        samples = inputs_like(self.data.spec, x, self.data.name)
         with deterministic():
             batches = self.agreement.client_data(samples).in_order(None, size)
             logits = [self.model.predict(theta, batch.x).cpu() for batch in batches]

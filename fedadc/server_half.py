@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fedadc.data.dataset import Clients
+from fedadc.data.schema import DataSchema
 from fedadc.engines.base import Engine
 from fedadc.errors import require
 from fedadc.evaluation.evaluator import Evaluator, models_of
@@ -54,6 +55,16 @@ class ServerHalf(ABC):
     @abstractmethod
     def data_checksum(self) -> str:
         """A checksum of all data that a run depends on, and of the parts of the model that are not trained."""
+
+    @property
+    @abstractmethod
+    def data_schema(self) -> DataSchema:
+        """How inputs are prepared for the model, and the classes."""
+
+    @property
+    @abstractmethod
+    def samples_of_splits(self) -> dict[str, int]:
+        """How many samples each split has, at all clients together, as far as the server knows."""
 
     @property
     def method(self) -> Method:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json", "checkpoints"}
+FILES = {"config.yaml", "metrics.jsonl", "model.safetensors", "environment.json", "preprocessing.json", "checkpoints"}
 SMALL = {
     "rounds": 3,
     "data": {"name": "digits", "clients": 10, "partition": {"name": "sort", "labels_per_client": 2}},

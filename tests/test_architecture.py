@@ -115,7 +115,8 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "personal": FEDERATION | {"federation", "config", "runs", "analysis"},
     "studies": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
     "sites": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
-    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal", "studies", "sites"},
+    "trained": FEDERATION | {"federation", "config", "runs", "analysis", "personal"},
+    "cli": FEDERATION | {"federation", "config", "runs", "analysis", "personal", "studies", "sites", "trained"},
     "__main__": {"cli"},
 }
 
@@ -242,6 +243,7 @@ def test_files_are_deleted_in_few_places() -> None:
         "fedadc.sites.site_states",  # old states of a client at its site
         "fedadc.sites.trial",  # data that was dealt for a trial that did not begin
         "fedadc.system.files",  # unfinished files, locks
+        "fedadc.trained.export",  # an export that is replaced
         "fedadc.training.state_files",  # client states
     }
 
@@ -292,6 +294,7 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
         "data",
         "doctor",
         "federation",
+        "models",
         "options",
         "reproduction",
         "results",

@@ -29,3 +29,12 @@ def test_regression() -> None:
     assert all(float(line.rpartition(" ")[2]) > 0.8 for line in lines[:2])
     clear, cloudy = (int(word) for word in lines[2].split() if word.isdigit())
     assert clear > 1.5 * cloudy > 0
+
+
+def test_predict() -> None:
+    program = [sys.executable, str(EXAMPLES / "predict.py")]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300)
+    first, second, _, note, exported = done.stdout.splitlines()
+    assert first.startswith("healthy ") and second.startswith("ill ")
+    assert "pain has categories that training did not have, in 1 of 3 rows: unbearable (1)" in note
+    assert exported == "exported: model.safetensors, model.pt2, model.json, README.md"

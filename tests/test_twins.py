@@ -51,6 +51,8 @@ TWINS = {
     "doctor": examine,
     "evaluate": fedadc.evaluate,
     "personalize": fedadc.personalize,
+    "predict": fedadc.predict,
+    "export": fedadc.export,
     "list": fedadc.catalog,
     "init": fedadc.init,
     "federation init": write_app,
@@ -156,13 +158,14 @@ def test_load_gives_the_trained_model_back(folder: Path) -> None:
     loaded = fedadc.load(folder / "runs/0")
     data = loaded.federation.data
     assert data.test is not None and loaded.classes == data.classes and loaded.history[-1]["round"] == 3
-    logits = loaded.predict(data.test.x)
+    logits = loaded.logits(data.test.x)
+    assert (loaded.predict(data.test.x).classes == np.array(loaded.classes)[logits.argmax(1)]).all()
     accuracy = float((logits.argmax(1) == data.test.y).double().mean())
     assert accuracy == loaded.history[-1]["test_accuracy"]
     inputs = data.test.x.float() / data.normalization.scale
     assert not loaded.module.training and torch.allclose(loaded.module(inputs), logits, atol=1e-5)
     with pytest.raises(FedadcError, match=r"x has inputs \[3\] of type"):
-        loaded.predict(np.zeros((2, 3), dtype=np.float32))
+        loaded.logits(np.zeros((2, 3), dtype=np.float32))
     with pytest.raises(FedadcError, match=r"no model-ema\.safetensors"):
         fedadc.load(folder / "runs/0", model="ema")
 

@@ -137,7 +137,7 @@ def check_finished(out: Path) -> None:
     named = {file.name for manifest in kept for file in (manifest, *files_of(manifest))}
     held = {file.name for file in (out / "checkpoints").rglob("*") if file.is_file()}
     assert 1 <= len(kept) <= 2 and held == named, f"left behind: {held ^ named}"
-    plain = r"config\.yaml|environment\.json|metrics\.jsonl|checkpoints|model.*\.safetensors"
+    plain = r"config\.yaml|environment\.json|preprocessing\.json|metrics\.jsonl|checkpoints|model.*\.safetensors"
     strange = [file.name for file in out.iterdir() if not re.fullmatch(plain, file.name)]
     assert not strange, f"left behind: {strange}"
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedadc.cli import configs, data, doctor, federation, reproduction, results, studies, training
+from fedadc.cli import configs, data, doctor, federation, models, reproduction, results, studies, training
 from fedadc.cli.options import in_words_of_the_command_line
 from fedadc.cli.supervision import (
     NeedsSupervision,
@@ -69,6 +69,8 @@ app.command()(studies.sweep)
 app.command()(reproduction.reproduce)
 app.command()(results.evaluate)
 app.command()(results.personalize)
+app.command()(models.predict)
+app.command()(models.export)
 app.command()(doctor.doctor)
 app.command("list")(configs.list_table)
 app.command()(configs.init)

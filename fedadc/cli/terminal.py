@@ -47,6 +47,7 @@ out = _Console()
 err = _Console(stderr=True)
 SHADES = " ░▒▓█"
 SHOWN_CLIENTS = 40
+MANY_ROWS = 20_000  # to predict, from which on progress is shown
 MAX_SILENCE = 30  # seconds after which the next finished round is printed in any case
 
 
@@ -276,6 +277,22 @@ def progress_of_clients() -> Iterator[Callable[[str, int], None]]:
                 current.close()
                 bars[run] = current.enter_context(_bar(clients, "clients"))
             bars[run].advance(run, {})
+
+        yield watch
+
+
+@contextmanager
+def progress_of_rows() -> Iterator[Callable[[int, int], None]]:
+    """A callback for the number of rows that are predicted and of all rows; a few rows are not worth a bar."""
+    bars: list[_Lines | _Bar] = []
+    with ExitStack() as current:
+
+        def watch(done: int, rows: int) -> None:
+            if rows < MANY_ROWS:
+                return
+            if not bars:  # after the first batch
+                bars.append(current.enter_context(_bar(-(-rows // done), "batches")))
+            bars[0].advance("predicting", {})
 
         yield watch
 

@@ -15,6 +15,7 @@ from fedadc.data.dataset import Dataset, DataSpec, Normalization
 from fedadc.data.encoding import TableEncoding
 from fedadc.errors import DataError, kind_of_failure, one_line, require, require_file
 from fedadc.fields.plain import from_json
+from fedadc.tasks import Target
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class DataSchema:
     classes: tuple[str, ...]
     normalization: Normalization
     encoding: TableEncoding | None = None  # of a table
+    targets: tuple[Target, ...] = ()  # the numbers to predict; none if the labels are classes
 
     def __post_init__(self) -> None:
         known = isinstance(getattr(torch, self.dtype, None), torch.dtype)
@@ -39,7 +41,7 @@ class DataSchema:
     def of(data: Dataset) -> DataSchema:
         """The schema of a data set."""
         dtype = str(data.train.x.dtype).removeprefix("torch.")
-        return DataSchema(data.input_shape, dtype, data.classes, data.normalization, data.encoding)
+        return DataSchema(data.input_shape, dtype, data.classes, data.normalization, data.encoding, data.targets)
 
     @staticmethod
     def read(path: Path) -> DataSchema:
@@ -54,4 +56,4 @@ class DataSchema:
     @property
     def spec(self) -> DataSpec:
         """The part that a model is built from."""
-        return DataSpec(self.shape, getattr(torch, self.dtype), self.classes, self.normalization)
+        return DataSpec(self.shape, getattr(torch, self.dtype), self.classes, self.normalization, self.targets)

@@ -42,6 +42,7 @@ from fedadc.runs.layout import (
     METRICS,
     MODEL,
     PARTIAL,
+    PREPROCESSING,
     RAY_LOGS,
     REPLACED,
     SEAL,
@@ -53,6 +54,7 @@ from fedadc.runs.layout import (
     model_file,
 )
 from fedadc.runs.manifest import FilePrefix
+from fedadc.runs.preprocessing import as_file, preprocessing_of
 from fedadc.runs.record import model_facts, model_origin, record_of, recorded_config
 from fedadc.runs.seal import seal_run
 from fedadc.system.files import folder_lock, to_safetensors, write_file, write_text
@@ -62,7 +64,7 @@ from fedadc.training.state import Metrics, Round
 from fedadc.training.state_files import remove_temporary_folders
 
 log = logging.getLogger("fedadc")
-FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT, SEAL, TRACE, SITES)
+FILES = (CONFIG, METRICS, MODEL, ENVIRONMENT, SEAL, PREPROCESSING, TRACE, SITES)
 
 
 class MetricsFile:
@@ -153,6 +155,7 @@ class RunDirectory:
             with directory._reporting_write_errors():
                 settings = {**facts, "settings": directory.checkpoints.config}
                 write_text(path / ENVIRONMENT, json.dumps(settings, indent=2) + "\n")
+                write_file(path / PREPROCESSING, as_file(preprocessing_of(plan.federation)))
                 seal_run(path, plan.config, log.warning)
                 write_text(path / CONFIG, plan.config.yaml())  # from now on this is a run that can be resumed
                 directory._open_metrics()
@@ -189,6 +192,7 @@ class RunDirectory:
             now = {**facts, "settings": directory.checkpoints.config}
             text = json.dumps(resumed_environment(before, now, directory.state.round), indent=2)
             write_text(path / ENVIRONMENT, text + "\n")
+            write_file(path / PREPROCESSING, as_file(preprocessing_of(plan.federation)))
             seal_run(path, plan.config, warn)
             for replaced in path.glob(f"{REPLACED}*"):
                 warn(f"{replaced} contains the run that this one replaces; it is deleted when this run is finished")
@@ -365,7 +369,9 @@ def require_empty(path: Path, overwrite: bool) -> None:
 def is_unstarted(path: Path) -> bool:
     """True if a folder is empty, or contains only the first files of a run that was killed while it started."""
     return all(
-        p.name.removesuffix(PARTIAL) in (ENVIRONMENT, SEAL) or p.name == CONFIG + PARTIAL or p.name.startswith(REPLACED)
+        p.name.removesuffix(PARTIAL) in (ENVIRONMENT, PREPROCESSING, SEAL)
+        or p.name == CONFIG + PARTIAL
+        or p.name.startswith(REPLACED)
         for p in folder_contents(path)
     )
 

@@ -3,6 +3,7 @@
 RUN/config.yaml                             the complete config
 RUN/metrics.jsonl                           one record per round
 RUN/environment.json                        what the result depends on besides the config
+RUN/preprocessing.json                      how inputs are prepared, the classes, the names of the clients
 RUN/trace.jsonl                             real sites: who joined, was absent or did not count, for faults.trace
 RUN/sites.json                              real sites: what was agreed on, with the sites that have joined later
 RUN/seal.json                               the user code that the run has loaded, sealed with its user's key
@@ -34,7 +35,7 @@ from fedadc.training.state_files import FOLDER_PREFIX as STATES
 
 CONFIG, METRICS, MODEL, ENVIRONMENT = "config.yaml", "metrics.jsonl", "model.safetensors", "environment.json"
 BEST_MODEL = "model-best.safetensors"
-SEAL = "seal.json"
+SEAL, PREPROCESSING = "seal.json", "preprocessing.json"
 TRACE, SITES = "trace.jsonl", "sites.json"
 REPLACED = ".replaced-"  # a prefix
 RAY_LOGS = "ray-logs"
@@ -67,6 +68,7 @@ __all__ = [
     "PERSONAL_PLOT",
     "PERSONAL_SUMMARY",
     "PERSONAL_TABLE",
+    "PREPROCESSING",
     "RAY_LOGS",
     "REPLACED",
     "SEAL",

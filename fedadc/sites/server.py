@@ -15,6 +15,7 @@ from fedadc.config.build import build_coordinator, complete
 from fedadc.config.ending import check_end
 from fedadc.config.settings import Config, FederationConfig
 from fedadc.data.dataset import Samples
+from fedadc.data.schema import DataSchema
 from fedadc.engines.remote import NoAnswer, Remote
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.evaluation.evaluator import Evaluator
@@ -307,6 +308,17 @@ class SiteFederation(ServerHalf):
     @property
     def notes(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def data_schema(self) -> DataSchema:
+        return self.terms.schema
+
+    @property
+    def samples_of_splits(self) -> dict[str, int]:
+        sizes = [answer.sizes for answer in self.terms.answers]
+        return {
+            split: sum(own.get(split, 0) for own in sizes) for split in sorted({name for own in sizes for name in own})
+        }
 
     @property
     def engine_facts(self) -> dict[str, Any]:

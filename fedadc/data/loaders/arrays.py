@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedadc.data.dataset import Array, Dataset, Normalization, Samples
+from fedadc.data.dataset import Array, Dataset, DataSpec, Normalization, Samples
 from fedadc.errors import DataError, FedadcError, require, same_kind
 from fedadc.tasks import Target
 
@@ -296,17 +296,17 @@ def checked_owners(owners: Any, samples: int, name: str) -> Array:
     return ids
 
 
-def inputs_like(data: Dataset, x: Any) -> Samples:
-    """Inputs without labels, to be predicted; they must have the shape and the type of the data's own."""
+def inputs_like(spec: DataSpec, x: Any, name: str) -> Samples:
+    """Inputs without labels, to be predicted; they must have the shape and the type of those of training."""
     try:
-        inputs, like = checked_inputs(x, data.name, "further"), data.train.x
+        inputs = checked_inputs(x, name, "further")
     except FedadcError as error:
         raise same_kind(error, f"x: {error}") from error
-    if inputs.is_floating_point() and like.is_floating_point():
-        inputs = inputs.to(like.dtype)
+    if inputs.is_floating_point() and spec.dtype.is_floating_point:
+        inputs = inputs.to(spec.dtype)
     require(
-        inputs.shape[1:] == like.shape[1:] and inputs.dtype == like.dtype,
+        inputs.shape[1:] == spec.input_shape and inputs.dtype == spec.dtype,
         f"x has inputs {list(inputs.shape[1:])} of type {inputs.dtype}, but the model was trained on "
-        f"{list(like.shape[1:])} of type {like.dtype}.",
+        f"{list(spec.input_shape)} of type {spec.dtype}.",
     )
-    return Samples(inputs, data.task.blank_labels(len(inputs)))
+    return Samples(inputs, spec.task.blank_labels(len(inputs)))

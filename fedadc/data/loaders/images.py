@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,11 +61,24 @@ def from_images(
 
 def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Array]:
     """uint8 images [n, channels, height, width] and their folder names; `pixels`: the width and height to scale to."""
+    require(path.is_dir(), f"data: there is no folder {path}.", DataError)
+    files, stacked = _read_files(path, _files, pixels)
+    return stacked, np.array([label for _, label in files])
+
+
+def read_unlabeled_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, list[str]]:
+    """All images in a folder and in the folders in it, as `read_images` gives them, and their names in the folder."""
+    files, stacked = _read_files(path, _files_without_classes, pixels)
+    return stacked, [str(file.relative_to(path)) for file, _ in files]
+
+
+def _read_files(
+    path: Path, find: Callable[[Path], list[tuple[Path, str]]], pixels: tuple[int, int] | None
+) -> tuple[list[tuple[Path, str]], Array]:
     from PIL.Image import DecompressionBombWarning
 
-    require(path.is_dir(), f"data: there is no folder {path}.", DataError)
     try:
-        files = _files(path)
+        files = find(path)
         sizes = [_size(file) for file, _ in files]
     except OSError as error:
         raise kind_of_failure(error)(f"{path} cannot be read ({one_line(error)}).") from error
@@ -74,8 +87,7 @@ def read_images(path: Path, pixels: tuple[int, int] | None) -> tuple[Array, Arra
         images = _read_all(path, files, sizes, pixels)
     if len({image.ndim for image in images}) > 1:
         images = [np.repeat(i[..., None], 3, axis=2) if i.ndim == 2 else i for i in images]
-    stacked = np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
-    return stacked, np.array([label for _, label in files])
+    return files, np.stack([i[None] if i.ndim == 2 else i.transpose(2, 0, 1) for i in images])
 
 
 def _read_all(
@@ -109,6 +121,13 @@ def _files(path: Path) -> list[tuple[Path, str]]:
         found += inside
     require(bool(found), f"{path} contains no images; it needs one folder of image files per class.", DataError)
     return found
+
+
+def _files_without_classes(path: Path) -> list[tuple[Path, str]]:
+    """Every image file in a folder and in the folders in it, and no class."""
+    found = sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if file.suffix.lower() in ENDINGS)
+    require(bool(found), f"{path} contains no images.", DataError)
+    return [(file, "") for file in found]
 
 
 def _size(file: Path) -> int:

@@ -15,9 +15,12 @@ from fedadc.data.summaries import Fields
 from fedadc.errors import DataError, require
 
 
-def features_of(rows: Path | Any, encoding: TableEncoding) -> Tensor:
-    """The features of rows, encoded as those of training; further columns of the table are left out."""
-    where = str(rows) if isinstance(rows, Path) else "the table"
+def features_of(rows: Path | Any, encoding: TableEncoding, where: str = "") -> Tensor:
+    """The features of rows, encoded as those of training; further columns of the table are left out.
+
+    `where` names the table in messages.
+    """
+    where = where or (str(rows) if isinstance(rows, Path) else "the table")
     columns = read_columns(rows) if isinstance(rows, Path) else texts_of(rows)
     missing = [column.name for column in encoding.columns if column.name not in columns]
     require(not missing, f"{where} lacks the column {', '.join(missing)[:200]}.", DataError)

@@ -1,0 +1,1 @@
+"""Trained models: loading them from a run, predicting new data, and exporting them."""

@@ -1,0 +1,119 @@
+"""New data for a trained model, without labels: files, folders, DataFrames, columns by name, arrays.
+
+Everything becomes raw inputs of the kind that the model was trained on; what is left out or unknown is noted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedadc.data.dataset import Array, Samples
+from fedadc.data.encoding import MISSING_CATEGORY, TableEncoding
+from fedadc.data.loaders.arrays import inputs_like
+from fedadc.data.loaders.csv import read_columns
+from fedadc.data.loaders.images import read_unlabeled_images
+from fedadc.data.loaders.npz import read_npz
+from fedadc.data.loaders.rows import features_of, texts_of
+from fedadc.data.schema import DataSchema
+from fedadc.data.summaries import is_missing
+from fedadc.errors import DataError, require
+
+SHOWN_NAMES = 5  # columns or categories in a note
+
+
+@dataclass(frozen=True)
+class NewData:
+    """Inputs to predict, in the order of the rows."""
+
+    samples: Samples
+    rows: Mapping[str, Array] = field(default_factory=dict)  # what names the rows, if something does
+    notes: tuple[str, ...] = ()
+
+
+def read_new_data(data: Any, schema: DataSchema) -> NewData:
+    """The inputs in a file, a folder, a DataFrame, columns by name or an array."""
+    if isinstance(data, str | Path):
+        return _read_path(Path(data), schema)
+    if isinstance(data, Mapping) or hasattr(data, "columns"):
+        require(schema.encoding is not None, _no_table(schema))
+        return _from_table("the table", texts_of(data), schema)
+    return NewData(inputs_like(schema.spec, data, "x"))
+
+
+def _read_path(path: Path, schema: DataSchema) -> NewData:
+    require(path.exists(), f"data: there is no {path}.", DataError)
+    if path.is_dir():
+        return _from_images(path, schema)
+    if path.suffix.lower() == ".npz":
+        return _from_npz(path, schema)
+    require(schema.encoding is not None, f"{path}: {_no_table(schema)}")
+    return _from_table(str(path), read_columns(path), schema)
+
+
+def _no_table(schema: DataSchema) -> str:
+    images = ", or a folder of images" if len(schema.shape) == 3 else ""
+    shape = list(schema.shape)
+    return f"the model was trained on arrays, not on a table; give an array [n, *{shape}], an .npz file with x{images}."
+
+
+def _from_table(where: str, columns: Mapping[str, Sequence[str]], schema: DataSchema) -> NewData:
+    encoding = schema.encoding
+    assert encoding is not None
+    x = features_of(columns, encoding, where)
+    notes = (*_ignored(where, columns, encoding), *_unknown(where, columns, encoding))
+    return NewData(inputs_like(schema.spec, x, where), notes=notes)
+
+
+def _ignored(where: str, columns: Mapping[str, Sequence[str]], encoding: TableEncoding) -> list[str]:
+    used = {column.name for column in encoding.columns}
+    left = [name for name in columns if name not in used]
+    return [f"{where}: columns that the model does not use are ignored: {_shown(left)}"] if left else []
+
+
+def _unknown(where: str, columns: Mapping[str, Sequence[str]], encoding: TableEncoding) -> list[str]:
+    """Notes on categories that did not occur in training, with the number of rows that have them."""
+    notes = []
+    for column in encoding.columns:
+        if column.categories is None:
+            continue
+        known = {*column.categories}
+        counts = Counter(MISSING_CATEGORY if is_missing(text) else text.strip() for text in columns[column.name])
+        unknown = sorted(name for name in counts if name not in known)
+        if unknown:
+            rows = sum(counts[name] for name in unknown)
+            notes.append(
+                f"{where}: column {column.name} has categories that training did not have, in {rows:,} of "
+                f"{counts.total():,} rows: {_shown([f'{name} ({counts[name]:,})' for name in unknown])}; "
+                "all features of the column are 0 there"
+            )
+    return notes
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(name[:60] for name in names[:SHOWN_NAMES]) + more
+
+
+def _from_npz(path: Path, schema: DataSchema) -> NewData:
+    arrays = read_npz(path)
+    name = next((name for name in ("x", "x_test") if name in arrays), None)
+    require(name is not None, f"{path} needs an array x; it has {', '.join(list(arrays)[:10]) or 'none'}.", DataError)
+    others = [other for other in arrays if other != name]
+    notes = (f"{path}: arrays other than {name} are ignored: {_shown(others)}",) if others else ()
+    return NewData(inputs_like(schema.spec, arrays[str(name)], str(path)), notes=notes)
+
+
+def _from_images(path: Path, schema: DataSchema) -> NewData:
+    require(
+        len(schema.shape) == 3, f"{path} contains images, but the model takes inputs {list(schema.shape)}.", DataError
+    )
+    channels, height, width = schema.shape
+    x, names = read_unlabeled_images(path, (width, height))
+    x = np.repeat(x, channels, axis=1) if x.shape[1] == 1 else x
+    return NewData(inputs_like(schema.spec, x, str(path)), {"file": np.array(names)})
