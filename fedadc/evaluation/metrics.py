@@ -15,6 +15,7 @@ from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Array, Samples
 from fedadc.errors import require, unknown
 from fedadc.evaluation.fairness import FAIRNESS, client_counts, fairness_of_counts
+from fedadc.evaluation.figures import CLASS_FIGURES
 from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.rng import torch_seeded
@@ -40,6 +41,10 @@ class Evaluation(Settings):
         require(self.last >= 1, f"last must be at least 1, not {self.last}.")
         require(self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}.")
         for name in self.metrics:
+            require(
+                name not in CLASS_FIGURES,
+                f"metrics: {name} is computed after training, by `fedadc evaluate RUN --metrics {name}`.",
+            )
             if name not in (*EXTRA_METRICS, FAIRNESS):
                 raise unknown("metrics: metric", name, (*EXTRA_METRICS, FAIRNESS))
 
