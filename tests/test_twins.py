@@ -102,7 +102,7 @@ def test_twins_print_nothing(folder: Path, tmp_path: Path) -> None:
     table = fedadc.compare(folder / "runs")
     assert [row.seeds for row in table] == [2] and len(table) == 1
     assert table.plot(tmp_path / "a.png").stat().st_size > 1000
-    assert {*fedadc.evaluate(runs[0])} == {"test", "validation"}
+    assert {*fedadc.evaluate(runs[0])} == {"test", "validation", "best test", "best validation"}
     assert fedadc.evaluate(runs[0], metrics="top5")["test"]["top5"] >= fedadc.evaluate(runs[0])["test"]["accuracy"]
     assert len(fedadc.personalize(runs[0], out=tmp_path / "personal").rows) == 1
     assert "fedadc" in {entry.name for entry in fedadc.catalog("methods")}

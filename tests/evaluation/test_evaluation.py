@@ -143,7 +143,9 @@ def test_every_split_has_metrics_of_its_own() -> None:
         assert found[f"{name}_accuracy"] == measured(model, part, 3)["accuracy"]
 
 
-@pytest.mark.parametrize(("setting", "value"), [("every", 0), ("batch_size", 0), ("metrics", ("f1",))])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("every", 0), ("batch_size", 0), ("metrics", ("f1",)), ("metrics", ("auroc",))]
+)
 def test_impossible_evaluations_are_refused(setting: str, value: object) -> None:
     with pytest.raises(FedadcError, match=setting):
         Evaluation(**{setting: value})  # type: ignore[arg-type]
