@@ -57,6 +57,7 @@ class Inputs:
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
     channels_last: bool = False  # store images [n, channels, height, width] pixel by pixel, not plane by plane
+    whole: bool = False  # the model takes whole numbers, such as the indices of an embedding
     task: Task | None = None  # what the labels are; None: the labels are not used
 
     def gather(
@@ -67,8 +68,11 @@ class Inputs:
         x, y = samples.x.index_select(0, chosen), samples.y.index_select(0, chosen)
         if augment and rng is not None:
             x = augment(x, rng)
+        y = y.to(self.device) if self.task is None else self.task.for_training(y, self.device, self.dtype)
+        if self.whole:
+            return x.to(self.device, torch.int64).contiguous(), y
         x = self._channels_last(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
-        return self.normalization(x), y.to(self.device) if self.task is None else self.task.for_training(y, x)
+        return self.normalization(x), y
 
     def _channels_last(self, x: Tensor) -> Tensor:
         """A copy with explicit strides; with one channel, torch could not tell the two memory formats apart."""

@@ -113,6 +113,27 @@ def probe(module: nn.Module, x: Tensor, task: Task, seed: int = 0) -> None:
     )
 
 
+def needs_whole_numbers(module: nn.Module, x: Tensor, seed: int = 0) -> bool:
+    """True if a module fails on these floating-point inputs, and works on them as whole numbers, as embeddings do."""
+    if not torch.equal(x, x.round()):
+        return False
+
+    def works(inputs: Tensor) -> bool:
+        try:
+            with torch.no_grad(), torch_seeded(seed, "probe"):
+                module(inputs)
+        except Exception:  # `probe` reports failures
+            return False
+        return True
+
+    training = module.training
+    module.eval()
+    try:
+        return not works(x) and works(x.long())
+    finally:
+        module.train(training)
+
+
 def prefers_channels_last(module: nn.Module, x: Tensor, pixel_by_pixel: Tensor, seed: int = 0) -> bool:
     """True if a module has convolutions, which are faster with channels last, and its logits are the same there."""
     if not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):

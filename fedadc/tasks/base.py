@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Array = np.ndarray
@@ -45,9 +46,9 @@ class Task:
         """Labels for samples that have none, of the right shape and type."""
         raise NotImplementedError
 
-    def for_training(self, y: Tensor, inputs: Tensor) -> Tensor:
-        """Labels as an objective receives them, on the device of the inputs."""
-        return y.to(inputs.device)
+    def for_training(self, y: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """Labels as an objective receives them; `dtype` is that of the model."""
+        return y.to(device)
 
     def strata(self, y: Tensor) -> Array:
         """The group of every sample, int64, from 0 on; shares are held out of every group alike."""

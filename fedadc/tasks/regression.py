@@ -65,11 +65,10 @@ class Regression(Task):
     def blank_labels(self, samples: int) -> Tensor:
         return torch.zeros((samples, len(self.targets)))
 
-    def for_training(self, y: Tensor, inputs: Tensor) -> Tensor:
-        """The scaled labels, in the type of the inputs of the model."""
+    def for_training(self, y: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """The scaled labels, in the type of the model."""
         center, spread = _constants(self.targets)
-        dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
-        return ((y.double() - center) / spread).to(inputs.device, dtype)
+        return ((y.double() - center) / spread).to(device, dtype)
 
     def strata(self, y: Tensor) -> Array:
         return np.zeros(len(y), dtype=np.int64)

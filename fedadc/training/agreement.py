@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fedadc.communication.ledger import Bytes, sizes
 from fedadc.communication.uplinks import Uplink
 from fedadc.data.batches import Augment, ClientData, Inputs
-from fedadc.data.dataset import Array, DataSpec, Samples
-from fedadc.errors import require
+from fedadc.data.dataset import Array, DataSpec, Normalization, Samples
+from fedadc.errors import FedadcError, require
 from fedadc.fields.summary import summary
 from fedadc.methods.base import Method
-from fedadc.models.build import prefers_channels_last, probe
+from fedadc.models.build import needs_whole_numbers, prefers_channels_last, probe
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector, vector_like
 from fedadc.objectives import DEFAULT_OBJECTIVES, Objective
@@ -30,6 +30,7 @@ from fedadc.training.faults import NormBound
 from fedadc.training.server import Server
 from fedadc.views.local_work import LocalWork
 
+LARGEST_WHOLE = 2**24  # every whole number up to it is a float32
 DELTA = "delta."  # begins the names under which an uplink's message is sent
 
 
@@ -191,6 +192,17 @@ def _check_augment(augment: Augment, spec: DataSpec) -> None:
     )
 
 
+def _check_whole_numbers(samples: Samples, model: str) -> None:
+    """Refuse inputs that would be changed when they become whole numbers."""
+    if samples.x.is_floating_point():
+        wrong = torch.nonzero((samples.x != samples.x.round()) | (samples.x.abs() > LARGEST_WHOLE))
+        if len(wrong):
+            value = samples.x[tuple(wrong[0])].item()
+            raise FedadcError(
+                f"model {model} takes whole numbers up to {LARGEST_WHOLE}, but sample {int(wrong[0, 0])} has {value:g}."
+            )
+
+
 def _inputs_for(
     model: nn.Module, spec: DataSpec, samples: Samples, channels_last: bool | None, device: torch.device, seed: int
 ) -> Inputs:
@@ -199,11 +211,14 @@ def _inputs_for(
     planes = Inputs(spec.normalization, dtype, task=spec.task)
     images = len(spec.input_shape) == 3
     require(images or not channels_last, "channels_last is for images [channels, height, width].")
+    some = np.arange(min(2, len(samples)))
+    if planes.normalization == Normalization() and needs_whole_numbers(model, planes.gather(samples, some)[0], seed):
+        _check_whole_numbers(samples, type(model).__name__)
+        return replace(planes, whole=True)
     if not images or channels_last is False:
         return planes
     pixels = replace(planes, channels_last=True)
     if channels_last:
         return pixels
-    some = np.arange(min(2, len(samples)))
     x, pixel_by_pixel = (inputs.gather(samples, some)[0] for inputs in (planes, pixels))
     return pixels if device.type == "cpu" and prefers_channels_last(model, x, pixel_by_pixel, seed) else planes

@@ -100,5 +100,5 @@ def test_labels_that_do_not_fit_are_named() -> None:
 def test_training_labels_are_scaled_in_the_type_of_the_model() -> None:
     task, y = TASK_OF["regression"], torch.tensor([[180.0, 70.0]])
     for dtype in (torch.float32, torch.float64):
-        scaled = task.for_training(y, torch.zeros(1, 4, dtype=dtype))
+        scaled = task.for_training(y, "cpu", dtype)
         assert scaled.dtype == dtype and scaled.tolist() == [[1.0, 0.0]]
