@@ -10,12 +10,12 @@ import torch
 import yaml
 
 from fedadc.runs.environment import read_facts
-from fedadc.runs.record import scores
 from fedadc.system.version import __version__
 from fedadc.trained.description import in_words
 from fedadc.trained.load import LoadedRun
 from fedadc.trained.snippets import snippet
 
+NO_FIGURES = ("lr", "seconds", "virtual_seconds")  # of a record
 MOST_LISTED = 1000  # features in the card; model.json has all
 BITS = (
     "`torch` and `onnx` take raw inputs and normalize them; a `state_dict` needs normalized ones. Outputs are "
@@ -80,7 +80,9 @@ def _inputs(inputs: Mapping[str, Any]) -> str:
 def _training(loaded: LoadedRun) -> str:
     tree, last = loaded.tree, loaded.history[-1]
     method = [(f"`{key}`", f"`{json.dumps(tree.get(key))}`") for key in ("method", "objective", "local", "cohort")]
-    figures = [(name, f"{value:.4f}") for name, value in scores(last).items() if isinstance(value, float)]
+    figures = [
+        (name, f"{value:.4f}") for name, value in last.items() if isinstance(value, float) and name not in NO_FIGURES
+    ]
     of_model = "the run's" if loaded.client is None else "those of all clients together, in this run's"
     return (
         "## Training\n" + _table(("setting", "value"), method)

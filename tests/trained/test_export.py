@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_predict import LOCAL, table_config, write_table
 
 import fedadc
 from commands import Call, contents, fine, refused
@@ -24,6 +23,7 @@ from fedadc.errors import FedadcError
 from fedadc.system.determinism import deterministic
 from fedadc.trained.load import LoadedRun
 from fedadc.trained.program import FromRaw
+from tables import LOCAL, table_config, write_table
 
 OWN_MODEL = """
 import torch

@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,33 +16,7 @@ import fedadc
 from commands import Call, fine, refused
 from fedadc.errors import DataError, FedadcError
 from fedadc.trained.load import LoadedRun
-
-ROWS = 90
-LOCAL = {"steps": 3, "batch_size": 8, "lr": 0.05}
-
-
-def write_table(path: Path, rows: int = ROWS, labels: bool = True, **strange: str) -> None:
-    """Numbers, categories and gaps; the label depends on them."""
-    rng = np.random.default_rng(rows)
-    with path.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["age", "cp", "ward", *(["sick"] if labels else []), *strange])
-        for k in range(rows):
-            age = "" if k % 11 == 5 else f"{rng.normal(40, 12):.3f}"
-            cp = ["typical", "atypical", "none of these", "NA"][int(rng.integers(4))]
-            sick = "yes" if (k + (cp == "typical")) % 3 else "no"
-            writer.writerow([age, cp, f"w{k % 4}", *([sick] if labels else []), *strange.values()])
-
-
-def table_config(path: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "rounds": 2,
-        "data": {"name": "csv", "path": str(path), "label": "sick", "client": "ward", "scale": {"age": [40, 12]}},
-        "model": {"name": "mlp", "hidden": [6]},
-        "local": LOCAL,
-        "evaluate": {"batch_size": 16},
-        **more,
-    }
+from tables import LOCAL, ROWS, table_config, write_table
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +221,21 @@ def test_a_run_of_an_earlier_version_loads_its_data_or_says_what_to_do(place: Pa
         assert (run / "preprocessing.json").read_bytes() == (place / "run/preprocessing.json").read_bytes()
     finally:
         (place / "train.csv").rename(place / "kept.csv")
+
+
+def test_a_regression_predicts_numbers_in_units_of_the_labels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    np.savez(tmp_path / "numbers.npz", x=x, y=1000 + 50 * x[:, 0])
+    config = {"rounds": 15, "task": "regression", "local": LOCAL, "model": {"name": "mlp", "hidden": [8]}}
+    data = {"name": "npz", "path": str(tmp_path / "numbers.npz"), "clients": 3}
+    result = fedadc.run({**config, "data": data}, out=tmp_path / "run")
+    test = result.plan.federation.data.test
+    assert test is not None
+    (tmp_path / "numbers.npz").unlink()
+    found = fedadc.predict(tmp_path / "run", test.x, tmp_path / "a.csv")
+    errors = found.values[:, 0].astype(float) - test.y.numpy()[:, 0]
+    assert abs(np.mean(errors**2) / result.history[-1]["test_mse"] - 1) < 1e-4
+    assert (tmp_path / "a.csv").read_text().startswith("predicted_")
+    with pytest.raises(FedadcError, match="a regression predicts no classes; its numbers are in `values`"):
+        _ = found.classes
