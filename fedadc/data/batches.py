@@ -60,6 +60,11 @@ class Inputs:
     whole: bool = False  # the model takes whole numbers, such as the indices of an embedding
     task: Task | None = None  # what the labels are; None: the labels are not used
 
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of the numbers that the model receives."""
+        return torch.int64 if self.whole else self.dtype
+
     def gather(
         self, samples: Samples, indices: Array, augment: Augment | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -70,7 +75,7 @@ class Inputs:
             x = augment(x, rng)
         y = y.to(self.device) if self.task is None else self.task.for_training(y, self.device, self.dtype)
         if self.whole:
-            return x.to(self.device, torch.int64).contiguous(), y
+            return x.to(self.device, self.kind).contiguous(), y
         x = self._channels_last(x) if self.channels_last else x.to(self.device, self.dtype).contiguous()
         return self.normalization(x), y
 

@@ -90,7 +90,7 @@ def record_of(result: Round) -> dict[str, Any]:
 
 def scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """The scores and losses in the record of a round."""
-    return {name: value for name, value in record.items() if name.endswith((*SCORES, "loss"))}
+    return {name: value for name, value in record.items() if name.endswith((*SCORES, "mae", "loss"))}
 
 
 @dataclass(frozen=True)

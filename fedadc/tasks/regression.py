@@ -47,7 +47,7 @@ class Regression(Task):
 
     @property
     def words(self) -> tuple[str, str]:
-        return "numbers", f"{len(self.targets)} targets"
+        return "numbers", f"{len(self.targets)} target{'s' if len(self.targets) > 1 else ''}"
 
     @property
     def outputs(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ def description_of(loaded: LoadedRun) -> dict[str, Any]:
     """The content of model.json. Equal models give equal descriptions."""
     schema, model = loaded.preprocessing, loaded.config.model
     maker = loaded.config.schema.lookup("model", model.name, MODELS)
-    from_data = {"input_shape": list(schema.shape), "classes": len(schema.classes)}
+    from_data = {"input_shape": list(schema.shape), "classes": schema.spec.task.outputs[0]}
     parameters = inspect.signature(maker).parameters
     constants = schema.normalization
     return {
@@ -28,7 +28,7 @@ def description_of(loaded: LoadedRun) -> dict[str, Any]:
         "arguments": {**{name: value for name, value in from_data.items() if name in parameters}, **model.options},
         "input": {
             "shape": list(schema.shape),
-            "dtype": str(loaded.agreement.inputs.dtype).removeprefix("torch."),
+            "dtype": str(loaded.agreement.inputs.kind).removeprefix("torch."),
             "normalization": {"scale": constants.scale, "mean": list(constants.mean), "std": list(constants.std)},
             "channels_last": loaded.agreement.inputs.channels_last,
             **_features(schema),

@@ -57,7 +57,7 @@ class FromRaw(nn.Module):
 def torch_program(module: nn.Module, inputs: Inputs, shape: tuple[int, ...], channels_last: bool) -> Any:
     """The `torch.export.ExportedProgram` of a module, for batches of any size of raw inputs of this shape."""
     raw = FromRaw(module, inputs, channels_last).eval().requires_grad_(False).cpu()
-    example = torch.zeros((EXAMPLES, *shape), dtype=inputs.dtype)
+    example = torch.zeros((EXAMPLES, *shape), dtype=inputs.kind)
     try:
         with _quiet():
             program = torch.export.export(raw, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
