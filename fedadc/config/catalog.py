@@ -84,7 +84,7 @@ def _method_entry(name: str, method: Method) -> CatalogEntry:
     up, down = 1 + len(method.tracked), 1 + len({*method.downlink, *objective.downlink})
     if not method.federated:
         up, down = 0, 0
-    sent = " body" if method.travels == "embed" else ""
+    sent = {"all": "", "embed": " body"}.get(method.travels, " all but BatchNorm")
     facts = {
         "paper": next((p.paper for p in parts if p.paper), ""),
         "up": f"×{up}{sent}" + (f" + {len(method.numbers)} number" if method.numbers else ""),

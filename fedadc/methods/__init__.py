@@ -9,6 +9,7 @@ from fedadc.methods.fedadc_double import FedADCDouble
 from fedadc.methods.fedavg import FedAvg
 from fedadc.methods.fedavgm import FedAvgM
 from fedadc.methods.fedbabu import FedBABU
+from fedadc.methods.fedbn import FedBN
 from fedadc.methods.feddyn import FedDyn
 from fedadc.methods.fednova import FedNova
 from fedadc.methods.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "ditto": Ditto,
     "local_only": LocalOnly,
 }
@@ -59,6 +61,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBABU",
+    "FedBN",
     "FedDyn",
     "FedNova",
     "FedPer",

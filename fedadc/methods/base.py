@@ -37,7 +37,9 @@ class Method(Settings):
     downlink: ClassVar[tuple[str, ...]] = ()  # names of the server vectors that are sent with theta
     tracked: ClassVar[tuple[str, ...]] = ()  # names of uploads for which `mean` holds the plain sum / N, never weighted
     numbers: ClassVar[tuple[str, ...]] = ()  # names of uploads of one number; they are averaged as delta is
-    travels: ClassVar[str] = "all"  # the part of theta that is sent, up and down: "all", or "embed" for the body
+    travels: ClassVar[str] = (
+        "all"  # the part of theta that is sent, up and down: "all", "embed": the body, or "without_batch_norm"
+    )
     federated: ClassVar[bool] = True  # False: nothing is sent, and the clients' own models are evaluated
     personalized: ClassVar[bool] = False  # True: each client has its own model, evaluated on its own test share
     refused: ClassVar[Mapping[str, str]] = {}  # config keys that users may expect -> why there is no such key
@@ -52,8 +54,8 @@ class Method(Settings):
 
     @property
     def headless(self) -> bool:
-        """True if only the clients have a trained head: theta keeps the initial one, so only its body is useful."""
-        return self.personalized and self.travels == "embed"
+        """True if only the clients have all of a trained model: in theta, what is not sent keeps its initial values."""
+        return self.personalized and self.travels != "all"
 
     def complete(self) -> Self:
         """A copy in which settings that default to other settings are filled in, as a run's config shows them."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadc.errors import DataError, FedadcError, kind_of_failure, one_line, require, require_file, unknown
+from fedadc.models.parts import batch_norms, buffers_kept
 from fedadc.rng import torch_seeded
 from fedadc.tasks import Task
 
@@ -81,29 +82,30 @@ def initialize(module: nn.Module, init: str) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def probe(module: nn.Module, x: Tensor, task: Task, seed: int = 0) -> None:
-    """Raise a FedadcError if a module fails, has the wrong output shape, or changes its buffers in training."""
-    name = type(module).__name__
-    before = {n: b.clone() for n, b in module.named_buffers()}
-    training = module.training
+def probe(module: nn.Module, x: Tensor, task: Task, seed: int = 0, keeps_norms: bool = False) -> None:
+    """Raise a FedadcError if a module fails, has the wrong output shape, or changes its buffers in training.
+
+    With `keeps_norms`, clients keep BatchNorm layers with their statistics, so these may change.
+    """
+    name, training = type(module).__name__, module.training
     module.train()
-    try:
-        with torch.no_grad(), torch_seeded(seed, "probe"):
-            logits = module(x)
-    except Exception as error:  # user code may raise anything
-        raise FedadcError(
-            f"model {name} fails on a batch of shape {list(x.shape)} from this data: {one_line(error)}."
-        ) from error
-    finally:
-        module.train(training)
-    changed = [n for n, b in module.named_buffers() if not torch.equal(b, before.get(n, b))]
-    for n, b in module.named_buffers():
-        if n in before:
-            b.copy_(before[n])
+    with buffers_kept(module) as before:
+        try:
+            with torch.no_grad(), torch_seeded(seed, "probe"):
+                logits = module(x)
+        except Exception as error:  # user code may raise anything
+            raise FedadcError(
+                f"model {name} fails on a batch of shape {list(x.shape)} from this data: {one_line(error)}."
+            ) from error
+        finally:
+            module.train(training)
+        kept = {id(b) for layer in batch_norms(module) for b in layer.buffers()} if keeps_norms else set()
+        changed = [n for n, b in module.named_buffers() if id(b) not in kept and not torch.equal(b, before.get(n, b))]
     require(
         not changed,
         f"model {name} changes its buffers during training ({', '.join(changed[:2])}), but running statistics such as "
-        "BatchNorm's are not averaged in federated learning; use GroupNorm instead.",
+        "BatchNorm's are not averaged in federated learning; use GroupNorm instead, or method fedbn, with which every "
+        "client keeps its own BatchNorm.",
     )
     shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     wanted, (kind, labels) = [len(x), *task.outputs], task.words
@@ -140,7 +142,7 @@ def prefers_channels_last(module: nn.Module, x: Tensor, pixel_by_pixel: Tensor, 
         return False
 
     def predict(images: Tensor) -> Tensor:
-        with torch.no_grad(), torch_seeded(seed, "probe"):
+        with torch.no_grad(), torch_seeded(seed, "probe"), buffers_kept(module):
             logits: Tensor = module(images)
             return logits
 

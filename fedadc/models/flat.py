@@ -2,7 +2,7 @@
 
 An update of a method is then one vector operation, a message is one vector, and loading a model is one copy. Frozen
 parameters are not in the vector; tied weights have one slot; the head's parameters come last, so `part("head")` is one
-slice.
+slice. With `norms_first`, BatchNorm layers come first: their running statistics, which are buffers, then their weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedadc.errors import FedadcError, require
 from fedadc.models.dense import Dense, Values, dense_layers
-from fedadc.models.parts import input_of, layer_named
+from fedadc.models.parts import batch_norms, counters, input_of, layer_named, running_statistics
 
 Derivative = Callable[[Tensor], tuple[Tensor, Tensor]]  # logits -> a loss, and its derivative with respect to them
 
@@ -27,15 +27,26 @@ class FlatModel:
     The module is modified: its parameters become views of `theta`.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", head: str | None = None) -> None:
-        """`head` is the layer whose output is the logits; None: the module's `head`, if it also has `embed`."""
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        head: str | None = None,  # the layer whose output is the logits; None: the module's `head`, if it has `embed`
+        norms_first: bool = False,  # BatchNorm layers with their statistics begin theta
+    ) -> None:
         self.module = module.to(device).train()
-        self._named_head = head
+        self._named_head, self._norms_first = head, norms_first
         layer = getattr(self.module, "head", nn.Module()) if head is None else layer_named(self.module, head)
         in_head = {id(p) for p in layer.parameters()}
-        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-        named.sort(key=lambda item: id(item[1]) in in_head)  # stable: the head's parameters last, otherwise in order
+        norms = batch_norms(self.module) if norms_first else []
+        in_norms = {id(p) for layer in norms for p in layer.parameters(recurse=False)}
+        in_head -= in_norms
+        named: list[tuple[str, Tensor]] = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         require(bool(named), f"{type(module).__name__} has no trainable parameters: all of them are frozen.")
+        # stable: those of BatchNorm layers first and the head's last, otherwise in order
+        named.sort(key=lambda item: (id(item[1]) not in in_norms, id(item[1]) in in_head))
+        statistics = running_statistics(self.module) if norms_first else []
+        named = statistics + named
         dtypes = {p.dtype for _, p in named}
         require(
             len(dtypes) == 1 and next(iter(dtypes)).is_floating_point,
@@ -50,14 +61,18 @@ class FlatModel:
         start = 0
         for name, p in named:
             slices[p] = part = slice(start, start + p.numel())
-            p.data, p.grad = self.theta[part].view(p.shape), None
-            self._gradients[p] = self.gradient[part].view(p.shape)
+            p.data = self.theta[part].view(p.shape)
+            if p.requires_grad:
+                p.grad = None
+                self._gradients[p] = self.gradient[part].view(p.shape)
             self._slots.append((name, start, p.shape))
             start = part.stop
         layers = dense_layers(self.module)
         self._dense = Dense(layers, slices, self.theta, self.gradient) if layers else None
         self._recording = False  # True while a gradient is being computed
         self._calls: list[tuple[Values, Tensor]] = []  # calls of a dense model since then: values and logits
+        self._statistics_size = sum(b.numel() for _, b in statistics)
+        self._norms_size = self._statistics_size + sum(p.numel() for _, p in named if id(p) in in_norms)
         self._head_size = sum(p.numel() for _, p in named if id(p) in in_head)
 
     @property
@@ -87,9 +102,15 @@ class FlatModel:
         return self.theta.dtype
 
     def fixed(self) -> dict[str, Tensor]:
-        """The tensors of the module that are not in theta: frozen parameters and buffers."""
+        """The tensors of the module that are not in theta and stay: frozen parameters and buffers."""
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        return {**frozen, **dict(self.module.named_buffers())}
+        moving, counting = {name for name, *_ in self._slots}, self._counters()
+        buffers = {n: b for n, b in self.module.named_buffers() if n not in moving and id(b) not in counting}
+        return {**frozen, **buffers}
+
+    def _counters(self) -> set[int]:
+        """The ids of buffers that count batches and mean nothing, where BatchNorm layers are in theta."""
+        return counters(self.module) if self._norms_first else set()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits at the current theta, in training mode, with gradients.
@@ -160,6 +181,7 @@ class FlatModel:
                 gradient.add_(p.grad) if used else gradient.copy_(p.grad)
             elif not used:
                 gradient.zero_()
+        self.gradient[: self._statistics_size] = 0  # the forward pass moves them; what was written there is undone
 
     def embed(self, x: Tensor) -> Tensor:
         """Features at the current theta, in training mode, with gradients; `head` turns them into logits."""
@@ -223,14 +245,42 @@ class FlatModel:
 
     def on(self, device: torch.device) -> FlatModel:
         """The model on a device; if that is another device, do not use this object afterwards."""
-        return self if self.device == device else FlatModel(self.module, device, self._named_head)
+        return self if self.device == device else FlatModel(self.module, device, *self._layout())
 
-    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device, str | None]]:
+    def _layout(self) -> tuple[str | None, bool]:
+        return self._named_head, self._norms_first
+
+    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module, torch.device, str | None, bool]]:
         """Pickle a copy of the module: a pickled view would contain the whole flat vector."""
-        return FlatModel, (copy.deepcopy(self.module).cpu(), self.device, self._named_head)
+        module = copy.deepcopy(self.module).cpu()
+        for buffer in module.buffers():
+            buffer.data = buffer.data.clone()  # deepcopy has kept it as a view
+        return FlatModel, (module, self.device, *self._layout())
+
+    def accepts_one_sample(self, example: Tensor) -> bool:
+        """True if the module can be trained on a batch of one sample, which BatchNorm may refuse."""
+        before = self.theta.clone()
+        try:
+            with torch.no_grad():
+                self.module(example[:1])
+        except ValueError:
+            return False
+        finally:
+            self.theta.copy_(before)
+        return True
 
     def part(self, name: str) -> slice:
-        """The slice of theta with a part of the model: "head" (the classifier) or "embed" (all layers before it)."""
+        """The slice of theta with a part of the model: "head" (the classifier) or "embed" (all layers before it).
+
+        With `norms_first` also "batch_norm", of it the "statistics", and "without_batch_norm".
+        """
+        norms = {
+            "statistics": slice(0, self._statistics_size),
+            "batch_norm": slice(0, self._norms_size),
+            "without_batch_norm": slice(self._norms_size, None),
+        }
+        if name in norms:
+            return norms[name]
         require(name in ("embed", "head"), f"a part of a model is 'embed' or 'head', not {name!r}.")
         require(
             self.is_split,
@@ -243,11 +293,19 @@ class FlatModel:
 
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
         """The module's state dict with the parameters of theta; every entry is a separate tensor."""
-        views = self._views(theta)
-        slot = {id(p): views[n] for n, p in self.module.named_parameters() if n in views}
-        tied = {n: slot[id(p)] for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in slot}
-        state = self.module.state_dict()
-        return {n: tied.get(n, t).detach().clone().contiguous().cpu() for n, t in state.items()}
+        views, state = self._views(theta), self.module.state_dict()
+        values = {n: views[slot] for n, slot in self.slot_names().items()}
+        unused = {n for n, b in self.module.named_buffers(remove_duplicate=False) if id(b) in self._counters()}
+        values |= {n: torch.zeros_like(state[n]) for n in unused}
+        return {n: values.get(n, t).detach().clone().contiguous().cpu() for n, t in state.items()}
+
+    def slot_names(self) -> dict[str, str]:
+        """The names in a state dict of what is in theta, each with the name of its slot; tied tensors share one."""
+        module, slots = self.module, {name for name, *_ in self._slots}
+        first = [*module.named_parameters(), *module.named_buffers()]
+        slot = {id(tensor): name for name, tensor in first if name in slots}
+        every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        return {name: slot[id(tensor)] for name, tensor in every if id(tensor) in slot}
 
     def load_state_dict(self, state: dict[str, Tensor], source: str) -> None:
         """Copy the weights of a state dict into the flat buffers; `source` names it in error messages."""

@@ -1,10 +1,13 @@
 """ResNet-18 for CIFAR (He et al., 2016) with GroupNorm (Wu and He, 2018) after every convolution (section IV-C).
 
 The CIFAR form has a 3×3 stem without pooling. There are 32 groups, which is how the authors' later library interprets
-"group size of 32" (docs/deviations.md, 4); layers with fewer than 32 channels have as many groups as channels.
+"group size of 32" (docs/deviations.md, 4); layers with fewer than 32 channels have as many groups as channels. With
+`norm` batch it has BatchNorm instead.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +16,10 @@ from fedadc.errors import require
 from fedadc.models.classifier import Classifier, projection_head
 
 
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
+def _norm(channels: int, groups: int) -> nn.Module:
+    """GroupNorm, or BatchNorm with 0 groups."""
+    if groups == 0:
+        return nn.BatchNorm2d(channels)
     groups = min(groups, channels)
     require(
         channels % groups == 0,
@@ -52,6 +58,7 @@ class ResNet18(Classifier):
         classes: int,
         width: int = 64,
         groups: int = 32,
+        norm: Literal["group", "batch"] = "group",  # batch: for method fedbn
         projection: int | None = None,
     ) -> None:
         super().__init__()
@@ -61,6 +68,8 @@ class ResNet18(Classifier):
         require(
             width > 0 and groups > 0, f"model resnet18: width and groups must be positive, not {width} and {groups}."
         )
+        require(norm in ("group", "batch"), f"model.norm must be group or batch, not {norm!r}.")
+        groups = groups if norm == "group" else 0
         self.stem = nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False)
         self.norm = _norm(width, groups)
         blocks: list[nn.Module] = []

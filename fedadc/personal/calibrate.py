@@ -87,9 +87,8 @@ class TunedPart:
 
     def state_dict(self, theta: Vector) -> dict[str, Tensor]:
         """The tuned parameters under their names in the whole model."""
-        named = self.model.module.named_parameters(remove_duplicate=False)
-        names = {name for name, p in named if p.requires_grad}
-        return {self.prefix + n: v for n, v in self.model.state_dict(theta).items() if n in names}
+        state = self.model.state_dict(theta)
+        return {self.prefix + name: state[name] for name in self.model.slot_names()}
 
 
 def tuned_part(agreement: Agreement, theta: Vector, layers: Layers, batch_size: int) -> TunedPart:

@@ -151,8 +151,9 @@ def agree(
     _check_augment(augment, spec)
     inputs = _inputs_for(model, spec, samples, channels_last, device, seed)
     example = inputs.gather(samples, np.arange(min(2, len(samples))))[0]
-    probe(model, example, spec.task, seed)
-    flat = FlatModel(model, device, head)
+    keeps_norms = server.method.travels == "without_batch_norm"
+    probe(model, example, spec.task, seed, keeps_norms)
+    flat = FlatModel(model, device, head, keeps_norms)
     agreement = Agreement(
         model=flat, start=flat.theta.clone(), example=example.to(flat.device), server=server, work=work,
         task=spec.task, inputs=replace(inputs, device=flat.device), augment=augment, uplink=uplink,

@@ -149,12 +149,12 @@ class Wire:
 
     @cached_property
     def _up(self) -> State:
-        """An upload like all those of the run: that of a client with one sample of zeros, after one step."""
+        """An upload like all those of the run: that of a client with two samples of zeros, after one step."""
         agreement, theta = self.agreement, self.agreement.start
         if not agreement.method.federated:
             return {}
-        like = agreement.example[:1].cpu()
-        data = agreement.client_data(Samples(torch.zeros_like(like), torch.zeros(1, dtype=torch.int64)))
+        two = torch.zeros_like(agreement.example[:1].cpu()).repeat_interleave(2, dim=0)
+        data = agreement.client_data(Samples(two, agreement.task.blank_labels(2)))
         server = agreement.server.start(theta)
         sent = {name: server[name] for name in agreement.server.downlink(theta)}
         broadcast = ServerBroadcast(1, 1.0, theta, sent, mean_samples=1.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fedadc.data.batches import count_samples, count_steps
 from fedadc.data.dataset import Array
 from fedadc.errors import require
@@ -50,6 +52,12 @@ class LocalWork(Settings):
     def count_steps(self, sizes: Array) -> Array:
         """H, the number of local steps, of clients with the given numbers of samples."""
         return count_steps(sizes, self.batch_size, self.steps, self.epochs)
+
+    def smallest_batch(self, sizes: Array) -> Array:
+        """The number of samples of the smallest batch, of clients with the given numbers of samples."""
+        full = np.minimum(self.batch_size, sizes)
+        rest = sizes % full
+        return np.asarray(np.where((rest > 0) & (self.steps is None), rest, full))
 
     def count_samples(self, sizes: Array, steps: Array) -> int:
         """The number of samples that clients of these sizes use in these steps; a sample used twice counts twice."""

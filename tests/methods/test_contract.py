@@ -28,7 +28,7 @@ from fedadc.runs.runner import run
 from fedadc.views.local_work import LocalWork
 from fedadc.views.round_info import RoundInfo
 
-WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep")
+WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep", "fedbn")
 REFUSED = [(m, o) for m in WITHOUT_A_GLOBAL_MODEL for o, cls in OBJECTIVES.items() if cls().asks_the_global_model]
 PAIRS = [pair for pair in product(METHODS, OBJECTIVES_OF_CLASSES) if pair not in REFUSED]
 NO_LOCAL_MOMENTUM = ("fedadc_double", "scaffold", "ditto")
@@ -111,7 +111,7 @@ def test_overwrites_nothing_that_it_does_not_own(method: str, objective: str, mo
 
 @pytest.mark.parametrize(("method", "objective"), REFUSED)
 def test_objectives_that_need_a_global_model_are_refused_without_one(method: str, objective: str) -> None:
-    with pytest.raises(FedadcError, match=r"has no global model|shares no head"):
+    with pytest.raises(FedadcError, match=r"has no global model|shares no (head|BatchNorm)"):
         run(load_config({**CONFIG, "method": method, "objective": objective}))
 
 
