@@ -120,7 +120,7 @@ class SplitReport:
     @cached_property
     def judged(self) -> Judged:
         """Labels, predictions and probabilities, for the figures of a classifier."""
-        self.require_classes("a figure of classes")
+        self.require_classes("a figure by class")
         outputs, labels = self.outputs
         probabilities = self.counter.task.predicted(outputs)
         return Judged(labels.numpy(), outputs.argmax(dim=1).numpy(), probabilities, self.positive_number)

@@ -29,7 +29,7 @@ class EvaluationResult(dict[str, Metrics]):
         if by == "client":
             self.report().owners  # noqa: B018 - refused now rather than later
         if by == "class":
-            self.report().require_classes("by='class'")
+            self.report().require_classes("by class")
 
     def report(self, split: str | None = None) -> SplitReport:
         """The details of a split; by default of the test split, or of the data that was given."""

@@ -57,7 +57,7 @@ def test_every_client_has_the_figures_of_its_own_rows(folder: Path) -> None:
     owners, losses = np.asarray(data.test_owners), []
     for name, figures in result.per_client.items():
         rows = torch.from_numpy(np.flatnonzero(owners == name))
-        logits, labels = run.predict(data.test.x)[rows], data.test.y[rows]
+        logits, labels = run.federation.predict(run.federation.start(), data.test.x)[rows], data.test.y[rows]
         assert figures["samples"] == len(rows)
         assert figures["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
         assert figures["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
