@@ -84,7 +84,7 @@ def folder(module: str) -> str:
 
 MODULES = [module for module in FILES if module != FACADE]
 BASICS = {"errors", "rng", "fields", "system", "tasks"}
-NUMBERS = BASICS | {"data", "models", "schedules"}
+NUMBERS = BASICS | {"data", "models", "schedules", "optimizers"}
 CLIENTS = NUMBERS | {"views", "objectives", "methods"}
 LOOPS = CLIENTS | {"communication", "training", "evaluation"}
 FEDERATION = LOOPS | {"engines", "cluster", "partitions", "selections", "server_half"}
@@ -97,9 +97,10 @@ ALLOWED = {  # folder -> the folders it may import, beside itself
     "tasks": {"errors"},
     "data": {"errors", "rng", "fields", "system", "tasks"},
     "schedules": {"errors", "fields"},
+    "optimizers": {"errors", "fields"},
     "partitions": {"errors", "rng", "fields", "data"},
     "selections": {"errors", "rng", "fields", "data"},
-    "views": {"errors", "fields", "data", "models", "schedules"},
+    "views": {"errors", "fields", "data", "models", "schedules", "optimizers"},
     "objectives": {"errors", "fields", "data", "models", "views"},
     "methods": {"errors", "fields", "models", "objectives", "views"},
     "communication": {"errors", "rng", "fields", "data", "models"},

@@ -15,7 +15,7 @@ def list_table(
         str,
         typer.Argument(
             help="The table to show: methods, objectives, presets, datasets, models, partitions, schedules, "
-            "selections, downlinks, uplinks or distributions."
+            "optimizers, selections, downlinks, uplinks or distributions."
         ),
     ],
     json: Json = False,

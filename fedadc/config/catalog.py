@@ -19,6 +19,7 @@ from fedadc.errors import unknown
 from fedadc.methods import METHODS, PAIRS, Method
 from fedadc.models import MODELS
 from fedadc.objectives import OBJECTIVES, CrossEntropy
+from fedadc.optimizers import OPTIMIZERS
 from fedadc.partitions import PARTITIONS
 from fedadc.schedules import SCHEDULES
 from fedadc.selections import SELECTIONS
@@ -64,7 +65,7 @@ def _built_in(what: str) -> list[CatalogEntry]:
         return single + [_method_entry(pair, METHODS[m](objective=OBJECTIVES[o]())) for pair, (m, o) in PAIRS.items()]
     tables: dict[str, dict[str, Any]] = {
         "objectives": OBJECTIVES, "partitions": PARTITIONS, "schedules": SCHEDULES, "selections": SELECTIONS,
-        "downlinks": DOWNLINKS, "uplinks": UPLINKS, "distributions": DISTRIBUTIONS,
+        "downlinks": DOWNLINKS, "uplinks": UPLINKS, "distributions": DISTRIBUTIONS, "optimizers": OPTIMIZERS,
     }  # fmt: skip
     if what not in tables:
         raise unknown("table", what, [*tables, "datasets", "models", "methods", "presets"])

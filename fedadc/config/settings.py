@@ -27,6 +27,7 @@ from fedadc.fields.summary import field_summary, summary
 from fedadc.methods import METHODS, PAIRS, FedAvg, Method
 from fedadc.models import MODELS
 from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, CrossEntropy, Objective
+from fedadc.optimizers import OPTIMIZERS, Optimizer
 from fedadc.partitions import PARTITIONS, Partition
 from fedadc.schedules import SCHEDULES, Schedule
 from fedadc.selections import SELECTIONS, Selection, Uniform
@@ -42,6 +43,7 @@ TABLES: Tables = {
     Objective: OBJECTIVES,
     Partition: PARTITIONS,
     Schedule: SCHEDULES,
+    Optimizer: OPTIMIZERS,
     Selection: SELECTIONS,
     Downlink: DOWNLINKS,
     Uplink: UPLINKS,

@@ -42,6 +42,7 @@ class Method(Settings):
     )
     federated: ClassVar[bool] = True  # False: nothing is sent, and the clients' own models are evaluated
     personalized: ClassVar[bool] = False  # True: each client has its own model, evaluated on its own test share
+    sgd_only: ClassVar[str] = ""  # why local steps must be those of SGD; empty: any `local.optimizer` will do
     refused: ClassVar[Mapping[str, str]] = {}  # config keys that users may expect -> why there is no such key
 
     def __init_subclass__(cls) -> None:

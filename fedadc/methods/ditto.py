@@ -26,6 +26,7 @@ class Ditto(Method):
     paper: ClassVar[str] = "Li et al., ICML 2021"
     computation: ClassVar[str] = "a second gradient / step"
     personalized: ClassVar[bool] = True
+    sgd_only: ClassVar[str] = "a client trains two models, but there is one optimizer"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,6 +31,7 @@ class FedADC(Method):
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
     computation: ClassVar[str] = "1 vector operation / step"
     downlink: ClassVar[tuple[str, ...]] = ("m",)
+    sgd_only: ClassVar[str] = "the momentum m in every step is made of gradients, mean(delta) / lr"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,6 +31,7 @@ class FedADCDouble(Method):
     paper: ClassVar[str] = "Ozfatura et al., FedADC"
     computation: ClassVar[str] = "3 vector operations / step"
     downlink: ClassVar[tuple[str, ...]] = ("m",)
+    sgd_only: ClassVar[str] = "the momentum m in every step is made of gradients, mean(delta) / lr"
     refused: ClassVar[Mapping[str, str]] = {
         "nesterov": "Algorithm 4 has no Nesterov form",
         "beta_local": "Algorithm 4 has one beta for server and clients",

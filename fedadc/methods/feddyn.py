@@ -59,6 +59,11 @@ class FedDyn(Method):
             "method feddyn needs uncompressed deltas, because the server's h must stay the mean of the clients' h_k; "
             "set communication.uplink to full.",
         )
+        require(
+            not (setup.local.optimizer.decoupled and setup.local.weight_decay),
+            "method feddyn needs weight decay in the loss, whose gradient its h_k estimates; set local.optimizer to "
+            "adam or sgd, or local.weight_decay to 0.",
+        )
 
     def client_state(self, theta: Vector) -> State:
         return {"h": torch.zeros_like(theta)}

@@ -28,6 +28,7 @@ class FedRep(FedPer):
     head_share: float = 0.9  # the share of a client's steps that train the head
 
     paper: ClassVar[str] = "Collins et al., ICML 2021"
+    sgd_only: ClassVar[str] = "its steps train one part of the model after the other, but an optimizer counts all steps"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,6 +29,7 @@ class Scaffold(Method):
     computation: ClassVar[str] = "2 vector operations / step"
     downlink: ClassVar[tuple[str, ...]] = ("c",)
     tracked: ClassVar[tuple[str, ...]] = ("c",)
+    sgd_only: ClassVar[str] = "it takes delta / (H lr) for the mean gradient of a round"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -72,6 +72,8 @@ def summary_text(
     if calibration is not None:
         names = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
         settings = {name: getattr(calibration.work, name) for name in names}
+        if not calibration.work.optimizer.plain:
+            settings["optimizer"] = repr(calibration.work.optimizer)
         tree |= {"layers": request.layers, "settings": {**settings, "mu": calibration.mu, "lam": calibration.lam}}
     return json.dumps({**tree, "rows": [row.as_dict() for row in rows]}, indent=2) + "\n"
 

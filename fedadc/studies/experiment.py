@@ -239,6 +239,7 @@ LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("stop", "min_delta"): 0.0,
     ("stop", "metric"): None,
     ("checkpoint", "best"): None,
+    ("local", "optimizer"): {"name": "sgd"},
 }
 
 

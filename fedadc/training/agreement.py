@@ -77,9 +77,10 @@ class Agreement:
         return slice(None) if part == "all" else self.model.part(part)
 
     def client_state(self, theta: Vector) -> State:
-        """The state of a client that is selected for the first time: the method's, the objective's, the uplink's."""
+        """The state of a client that is selected for the first time: of method, objective, uplink and optimizer."""
         of_uplink = self.uplink.client_state(theta[self.sent_part]) if self.method.federated else {}
-        return {**self.method.client_state(theta), **self.method.objective.client_state(theta), **of_uplink}
+        own = {**self.method.client_state(theta), **self.method.objective.client_state(theta)}
+        return {**own, **of_uplink, **self.work.optimizer.client_state(theta)}
 
     def client_data(self, samples: Samples, indices: Array | None = None) -> ClientData:
         """One client's data: all these samples, or those at its indices."""

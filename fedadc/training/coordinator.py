@@ -118,6 +118,12 @@ class Coordinator:
             f"faults.max_norm bounds delta alone, but {type(method).__name__} also sends {', '.join(beside)}; "
             "leave max_norm out, or use another method.",
         )
+        optimizer = agreement.work.optimizer
+        require(
+            optimizer.plain or not method.sgd_only,
+            f"local.optimizer is {type(optimizer).__name__.lower()}, but method {type(method).__name__.lower()} needs "
+            f"the steps of SGD: {method.sgd_only}; set local.optimizer to sgd.",
+        )
         method.check(setup)
         method.objective.check(setup)
         self.server.check_names(agreement.start)

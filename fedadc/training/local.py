@@ -1,7 +1,7 @@
 """THE inner loop: what one client does in one round. It sees its own data, what it received, and nothing else.
 
 The order of operations, once for all methods: loss gradient at the point where it is taken -> clip -> + weight decay
-× that point -> the method's correction -> local momentum -> the method's step.
+× that point -> the method's correction -> local momentum or optimizer -> the method's step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedadc.errors import require
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import State, Vector, pair_of, state_of, vector_like
 from fedadc.objectives import Objective
+from fedadc.optimizers import Stepper
 from fedadc.rng import generator, torch_seeded
 from fedadc.training.agreement import Agreement
 from fedadc.training.drift import norm_of
@@ -28,7 +29,7 @@ from fedadc.training.messages import ClientResult, ClientTask, ServerBroadcast
 from fedadc.views.local import Local
 
 
-class Momentum:
+class Momentum(Stepper):
     """Local momentum, v = mu * v + g, from zero in every client's round.
 
     Several gradients of one step all start from the v of the step before.
@@ -60,7 +61,8 @@ def local_update(
     local, positions = _local_view(agreement, data, state, broadcast, task)
     received = [local.start, *local.server.values(), *local.client.values()]
     versions = [v._version for v in received]
-    name, momentum = type(method).__name__, Momentum(work.momentum, model.theta)
+    name, optimizer = type(method).__name__, work.optimizer
+    stepper = Momentum(work.momentum, model.theta) if optimizer.plain else optimizer.stepper(model.theta, local.client)
     losses: dict[int, Tensor] = {}  # of each step
 
     def grad(point: Vector) -> Vector:
@@ -68,9 +70,13 @@ def local_update(
         losses.setdefault(local.step, loss)  # the first of the step, where a method takes several gradients
         if work.clip is not None:
             g.mul_((work.clip / torch.linalg.vector_norm(g[method.trained(local)])).clamp(max=1))
-        if work.weight_decay:
+        if work.weight_decay and not optimizer.decoupled:
             g.add_(point, alpha=work.weight_decay)
-        return momentum(vector_like(method.correct(g, point, local), g, f"{name}.correct"))
+        direction = stepper(vector_like(method.correct(g, point, local), g, f"{name}.correct"))
+        if work.weight_decay and optimizer.decoupled:
+            part = method.trained(local)
+            direction[part].add_(point[part], alpha=work.weight_decay)
+        return direction
 
     with torch_seeded(agreement.seed, "dropout", broadcast.round, task.client):
         theta = model.theta
@@ -80,7 +86,7 @@ def local_update(
             moved = method.step(theta, grad, local)
             if moved is not theta:
                 theta.copy_(vector_like(moved, theta, f"{name}.step"))
-            momentum.next_step()
+            stepper.next_step()
         distance = _distance(theta, local.start, agreement.sent_part) if agreement.drift else math.nan
         upload, own = pair_of(method.finish(theta, local), f"{name}.finish")
         remembered = state_of(method.objective.remember(theta, local), f"{type(method.objective).__name__}.remember")
@@ -91,7 +97,7 @@ def local_update(
     if "delta" in state_of(upload, f"{name}.finish"):
         vector_like(upload["delta"], theta, f"{name}.finish as delta")
     sent, kept = agreement.encoded(upload, local.client, local.rng("uplink"))
-    new = {**state_of(own, f"{name}.finish"), **remembered, **kept}
+    new = {**state_of(own, f"{name}.finish"), **remembered, **kept, **stepper.state()}
     return ClientResult(
         task.client,
         _own(sent, model),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -11,12 +11,13 @@ from fedadc.data.batches import count_samples, count_steps
 from fedadc.data.dataset import Array
 from fedadc.errors import require
 from fedadc.fields.settings import Settings
+from fedadc.optimizers import SGD, Optimizer
 from fedadc.schedules import Constant, Schedule
 
 MOST = 10**9  # the upper limit of rounds, steps, epochs and batch sizes, to catch typing errors
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LocalWork(Settings):
     """How much and how every client trains in a round, with any method."""
 
@@ -26,6 +27,7 @@ class LocalWork(Settings):
     lr: float = 0.1  # η of the first round; a schedule changes it from round to round
     weight_decay: float = 0.0  # coupled: added to the gradient
     momentum: float = 0.0  # v = momentum * v + g; v starts at zero in every client's round
+    optimizer: Optimizer = field(default_factory=SGD)  # how gradients become steps
     clip: float | None = None  # the largest norm of the loss gradient
     schedule: Schedule = field(default_factory=Constant)
 
@@ -43,7 +45,19 @@ class LocalWork(Settings):
             0 <= self.weight_decay < math.inf, f"weight_decay must be at least 0 and finite, not {self.weight_decay}."
         )
         require(0 <= self.momentum < 1, f"momentum must be in [0, 1), not {self.momentum}.")
+        require(
+            self.momentum == 0 or self.optimizer.plain,
+            f"momentum is {self.momentum}, but {type(self.optimizer).__name__} has moments of its own; set momentum "
+            "to 0.",
+        )
         require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}.")
+
+    def __repr__(self) -> str:
+        """All settings, but for an optimizer that is plain SGD: messages carry a checksum of this text."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.optimizer == SGD():
+            del shown["optimizer"]
+        return f"LocalWork({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def lr_of(self, round: int, rounds: int) -> float:
         """η_t, the learning rate of a round in a run with `rounds` rounds."""
