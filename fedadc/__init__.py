@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedadc import methods as methods
     from fedadc import models as models
     from fedadc import objectives as objectives
+    from fedadc import optimizers as optimizers
     from fedadc import partitions as partitions
     from fedadc import personal as personal
     from fedadc import runs as runs
@@ -101,7 +102,7 @@ _HOME = {
 }
 _NAMESPACES = (
     "cluster", "communication", "data", "engines", "errors", "evaluation", "methods", "models", "objectives",
-    "partitions", "personal", "runs", "schedules", "selections", "training", "views",
+    "optimizers", "partitions", "personal", "runs", "schedules", "selections", "training", "views",
 )  # fmt: skip
 _MOVED = {  # names of 0.2 that are now in a namespace; they warn, and are gone in 0.4
     "communication": (
@@ -133,8 +134,9 @@ __all__ = [
     "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog", "cluster",
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
     "experiment", "export", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init",
-    "label_counts", "load", "load_config", "methods", "models", "objectives", "partitions", "personal", "personalize",
-    "predict", "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep", "training", "views",
+    "label_counts", "load", "load_config", "methods", "models", "objectives", "optimizers", "partitions",
+    "personal", "personalize", "predict", "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep",
+    "training", "views",
 ]  # fmt: skip
 
 

@@ -32,6 +32,7 @@ class FedNova(Method):
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     numbers: ClassVar[tuple[str, ...]] = ("a",)
+    sgd_only: ClassVar[str] = "it divides by the distance that a client's steps go, which is known for SGD alone"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedadc.errors import require
 from fedadc.optimizers.base import Optimizer, State, Stepper
 
-FIRST, SECOND, STEPS = "adam_m", "adam_v", "adam_steps"  # names in a client's state
+FIRST_MOMENT, SECOND_MOMENT, ADAM_STEPS = "adam_m", "adam_v", "adam_steps"  # names in a client's state
 
 
 class AdamStepper(Stepper):
@@ -26,7 +26,7 @@ class AdamStepper(Stepper):
     def __init__(self, settings: Adam, theta: Tensor, client: State) -> None:
         self.settings, self.used = settings, False  # used: in the present step
         start = client if settings.moments == "client" else _no_moments(theta)
-        self.m, self.v, self.t = start[FIRST].clone(), start[SECOND].clone(), int(start[STEPS])
+        self.m, self.v, self.t = start[FIRST_MOMENT].clone(), start[SECOND_MOMENT].clone(), int(start[ADAM_STEPS])
         self._m, self._v = torch.empty_like(self.m), torch.empty_like(self.v)  # after the present step
 
     def __call__(self, g: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class AdamStepper(Stepper):
     def state(self) -> State:
         if self.settings.moments == "round":
             return {}
-        return {FIRST: self.m, SECOND: self.v, STEPS: torch.tensor([self.t])}
+        return {FIRST_MOMENT: self.m, SECOND_MOMENT: self.v, ADAM_STEPS: torch.tensor([self.t])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,4 +81,8 @@ class AdamW(Adam):
 
 
 def _no_moments(theta: Tensor) -> State:
-    return {FIRST: torch.zeros_like(theta), SECOND: torch.zeros_like(theta), STEPS: torch.zeros(1, dtype=torch.int64)}
+    return {
+        FIRST_MOMENT: torch.zeros_like(theta),
+        SECOND_MOMENT: torch.zeros_like(theta),
+        ADAM_STEPS: torch.zeros(1, dtype=torch.int64),
+    }

@@ -7,7 +7,7 @@ The order of operations, once for all methods: loss gradient at the point where 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import numpy as np
@@ -65,19 +65,7 @@ def local_update(
     stepper = Momentum(work.momentum, model.theta) if optimizer.plain else optimizer.stepper(model.theta, local.client)
     losses: dict[int, Tensor] = {}  # of each step
 
-    def grad(point: Vector) -> Vector:
-        g, loss = _gradient(method.objective, point, local)
-        losses.setdefault(local.step, loss)  # the first of the step, where a method takes several gradients
-        if work.clip is not None:
-            g.mul_((work.clip / torch.linalg.vector_norm(g[method.trained(local)])).clamp(max=1))
-        if work.weight_decay and not optimizer.decoupled:
-            g.add_(point, alpha=work.weight_decay)
-        direction = stepper(vector_like(method.correct(g, point, local), g, f"{name}.correct"))
-        if work.weight_decay and optimizer.decoupled:
-            part = method.trained(local)
-            direction[part].add_(point[part], alpha=work.weight_decay)
-        return direction
-
+    grad = _directions(agreement, local, stepper, losses)
     with torch_seeded(agreement.seed, "dropout", broadcast.round, task.client):
         theta = model.theta
         theta.copy_(vector_like(method.begin(local), theta, f"{name}.begin"))
@@ -106,6 +94,29 @@ def local_update(
         finite=all_finite(new),
         distance=distance,
     )
+
+
+def _directions(
+    agreement: Agreement, local: Local, stepper: Stepper, losses: dict[int, Tensor]
+) -> Callable[[Vector], Vector]:
+    """What a method calls for the direction of a step at a point; `losses` gets the value of the loss of every step."""
+    method, work = agreement.method, agreement.work
+    name, decoupled = type(method).__name__, work.optimizer.decoupled
+
+    def grad(point: Vector) -> Vector:
+        g, loss = _gradient(method.objective, point, local)
+        losses.setdefault(local.step, loss)  # the first of the step, where a method takes several gradients
+        if work.clip is not None:
+            g.mul_((work.clip / torch.linalg.vector_norm(g[method.trained(local)])).clamp(max=1))
+        if work.weight_decay and not decoupled:
+            g.add_(point, alpha=work.weight_decay)
+        direction = stepper(vector_like(method.correct(g, point, local), g, f"{name}.correct"))
+        if work.weight_decay and decoupled:
+            part = method.trained(local)
+            direction[part].add_(point[part], alpha=work.weight_decay)
+        return direction
+
+    return grad
 
 
 def _distance(theta: Vector, start: Vector, part: slice) -> float:

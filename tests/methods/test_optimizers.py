@@ -29,7 +29,7 @@ REASONS = {  # of the methods that need the steps of SGD
     "scaffold": "the mean gradient of a round",
     "ditto": "trains two models",
     "fedrep": "one part of the model after the other",
-    "fednova": "",
+    "fednova": "known for SGD alone",
 }
 ALLOWED = [name for name in METHODS if name not in REASONS]
 KEPT = LocalWork(steps=3, batch_size=4, lr=0.02, weight_decay=0.01, optimizer=Adam(moments="client"))
