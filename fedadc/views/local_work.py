@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fedadc.schedules import Constant, Schedule
 MOST = 10**9  # the upper limit of rounds, steps, epochs and batch sizes, to catch typing errors
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class LocalWork(Settings):
     """How much and how every client trains in a round, with any method."""
 
@@ -51,13 +51,6 @@ class LocalWork(Settings):
             "to 0.",
         )
         require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}.")
-
-    def __repr__(self) -> str:
-        """All settings, but for an optimizer that is plain SGD: messages carry a checksum of this text."""
-        shown = {f.name: getattr(self, f.name) for f in fields(self)}
-        if self.optimizer == SGD():
-            del shown["optimizer"]
-        return f"LocalWork({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def lr_of(self, round: int, rounds: int) -> float:
         """η_t, the learning rate of a round in a run with `rounds` rounds."""

@@ -208,9 +208,3 @@ def test_settings_out_of_range_are_refused() -> None:
         LocalWork(momentum=0.9, optimizer=Adam())
     with pytest.raises(FedadcError, match="optimizer must be an Optimizer"):
         LocalWork(optimizer="adam")  # type: ignore[arg-type]
-
-
-def test_plain_sgd_is_not_in_the_text_that_messages_carry() -> None:
-    assert "optimizer" not in repr(LocalWork()) and repr(LocalWork()).startswith("LocalWork(steps=None, epochs=1, ")
-    assert "optimizer=AdamW(beta1=0.9" in repr(LocalWork(optimizer=AdamW()))
-    assert LocalWork() == LocalWork(optimizer=SGD()) != LocalWork(optimizer=Adam())
