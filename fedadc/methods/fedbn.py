@@ -54,6 +54,9 @@ class FedBN(Method):
     def begin(self, local: Local) -> Vector:
         return self.personal(local.start, local.client)
 
+    def trained(self, local: Local) -> slice:
+        return slice(local.model.part("statistics").stop, None)
+
     def correct(self, g: Vector, theta: Vector, local: Local) -> Vector:
         g[local.model.part("statistics")] = 0  # weight decay has added a term there
         return g

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from fedadc.federation import Federation
 from fedadc.methods import FedAvg, FedBN, Method
 from fedadc.models import MLP, FlatModel
 from fedadc.objectives import GlobalDistillation
+from fedadc.optimizers import Adam, AdamW
 from fedadc.rng import generator
 from fedadc.runs.record import load_config
 from fedadc.training import Client, train
@@ -67,8 +70,9 @@ def is_norm(name: str) -> bool:
 class PlainLoop:
     """FedBN on state dicts, with torch's own layers and optimizer."""
 
-    def __init__(self, made: Federation) -> None:
+    def __init__(self, made: Federation, optimizer: Any = None) -> None:
         self.made, self.module = made, network()
+        self.optimizer = optimizer or partial(torch.optim.SGD, lr=0.2, momentum=0.6, weight_decay=0.05)
         self.shared = {n: v.clone() for n, v in self.module.state_dict().items() if not is_norm(n)}
         norms = {n: v.clone() for n, v in self.module.state_dict().items() if is_norm(n)}
         self.own = {k: copy.deepcopy(norms) for k in range(len(made.clients))}
@@ -81,7 +85,7 @@ class PlainLoop:
         samples = [self.made.data.train.x[self.made.clients[k]], self.made.data.train.y[self.made.clients[k]]]
         self.module.load_state_dict({**self.shared, **self.own[k]})
         self.module.train()
-        optimizer = torch.optim.SGD(self.module.parameters(), lr=0.2, momentum=0.6, weight_decay=0.05)
+        optimizer = self.optimizer(self.module.parameters())
         for batch in shuffled(len(samples[1]), 4, None, 2, generator(SEED, "batches", t, k)):
             optimizer.zero_grad()
             F.cross_entropy(self.module(samples[0][batch]), samples[1][batch]).backward()
@@ -107,10 +111,15 @@ def no_batch_of_one() -> Any:
     return fedadc.from_clients(clients, test=(rng.normal(size=(30, 5)), np.arange(30) % 4))
 
 
-def test_fedbn_is_a_loop_in_plain_torch() -> None:
-    """Several rounds, with weight decay, clipping and momentum, none of which touches running statistics."""
-    made = federation(FedBN(), network(), data=no_batch_of_one())
-    plain, x = PlainLoop(made), torch.randn(9, 5, dtype=torch.float64)
+@pytest.mark.parametrize("optimizer", [None, Adam, AdamW])
+def test_fedbn_is_a_loop_in_plain_torch(optimizer: Any) -> None:
+    """Several rounds, with weight decay, clipping and moments, none of which touches running statistics."""
+    work, theirs = WORK, None
+    if optimizer is not None:
+        work = replace(WORK, momentum=0.0, lr=0.05, optimizer=optimizer(eps=0.1))
+        theirs = partial(getattr(torch.optim, optimizer.__name__), lr=0.05, eps=0.1, weight_decay=0.05)
+    made = federation(FedBN(), network(), work, data=no_batch_of_one())
+    plain, x = PlainLoop(made, theirs), torch.randn(9, 5, dtype=torch.float64)
     initial = made.start().theta[made.model.part("batch_norm")].clone()
     for done in made.rounds(4):
         plain.round(done.round, done.cohort)
