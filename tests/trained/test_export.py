@@ -97,13 +97,13 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def raw_inputs(loaded: LoadedRun, rows: int) -> torch.Tensor:
-    """Raw inputs of the type that the data has."""
+    """Raw inputs of the type and the range that the data has."""
     rng = np.random.default_rng(rows)
-    shape = (rows, *loaded.preprocessing.shape)
-    kind = loaded.preprocessing.dtype
-    return torch.from_numpy(
-        rng.integers(0, 17, shape).astype(kind) if kind == "uint8" else rng.normal(size=shape).astype(kind)
-    )
+    schema = loaded.preprocessing
+    shape = (rows, *schema.shape)
+    if schema.dtype == "uint8":
+        return torch.from_numpy(rng.integers(0, int(schema.normalization.scale) + 1, shape).astype(np.uint8))
+    return torch.from_numpy(rng.normal(size=shape).astype(schema.dtype))
 
 
 def in_a_process(program: str, folder: Path, **environment: str) -> str:
@@ -320,3 +320,24 @@ def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path: Path) -> None:
         fedadc.export(tmp_path / "run", tmp_path / "out", format="torch")
     assert not (tmp_path / "out").exists()
     assert len(fedadc.export(tmp_path / "run", tmp_path / "out")) == 3
+
+
+def test_a_program_of_an_embedding_takes_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "bag.py").write_text(
+        "import torch\nclass Bag(torch.nn.Module):\n    def __init__(self, classes):\n        super().__init__()\n"
+        "        self.words = torch.nn.Embedding(30, 5)\n        self.head = torch.nn.Linear(5, classes)\n"
+        "    def embed(self, x):\n        return self.words(x).mean(dim=1)\n"
+        "    def forward(self, x):\n        return self.head(self.embed(x))\n"
+    )
+    x = np.random.default_rng(0).integers(0, 30, (60, 8))
+    np.savez(tmp_path / "words.npz", x=x, y=x[:, 0] % 2)
+    data = {"name": "npz", "path": "words.npz", "clients": 2}
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"rounds": 1, "data": data, "model": {"name": "bag:Bag"}, "local": LOCAL})
+    )
+    fedadc.run(tmp_path / "config.yaml", out=tmp_path / "run")
+    fedadc.export(tmp_path / "run", tmp_path / "out", format="torch")
+    assert json.loads((tmp_path / "out/model.json").read_text())["input"]["dtype"] == "int64"
+    program = torch.export.load(tmp_path / "out/model.pt2").module()
+    with torch.no_grad(), deterministic():
+        assert (program(torch.from_numpy(x)).numpy() == fedadc.predict(tmp_path / "run", x).outputs).all()
