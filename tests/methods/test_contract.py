@@ -365,7 +365,7 @@ def test_settings_out_of_range_are_refused(method: str) -> None:
             METHODS[method](server_lr=0.0)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("objective", [o for o in OBJECTIVES if o != "cross_entropy"])
+@pytest.mark.parametrize("objective", [o for o in OBJECTIVES_OF_CLASSES if o != "cross_entropy"])
 def test_augmentation_changes_the_teacher_path_but_not_determinism(objective: str) -> None:
     config = load_config({**CONFIG, "method": "fedadc", "objective": objective})
     augmented = replace(config, data=replace(config.data, augment=Augment(crop=1, flip=True)))

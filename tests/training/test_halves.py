@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
     "local": {"epochs": 1, "batch_size": 50, "lr": 0.1, "weight_decay": 1e-3},
     "cohort": {"size": 4},
 }
-WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep")
+WITHOUT_A_GLOBAL_MODEL = ("local_only", "fedper", "fedrep", "fedbn")
 CASES: dict[str, dict[str, Any]] = {
     f"{m} with {o}": {"method": m, "objective": o}
     for m, (o, objective) in product(METHODS, OBJECTIVES_OF_CLASSES.items())
