@@ -67,7 +67,10 @@ def _personal(folder: Path, manifest: Manifest, agreement: Agreement, client: in
         log.warning("client %d was never selected, so its model is the one with which it would begin", client)
     else:
         own = read_tensors(folder / CLIENT_STATES / client_state_file(client, found[0]), found[1])
-    personal = method.personal(theta, {name: v.to(like.device, copy=True) for name, v in own.items()})
+    try:
+        personal = method.personal(theta, {name: v.to(like.device, copy=True) for name, v in own.items()})
+    except (KeyError, RuntimeError, IndexError, TypeError):  # a state of other names or shapes
+        raise UnusableCheckpoint("its states of clients belong to another method") from None
     if not _fits(personal, like):
         raise UnusableCheckpoint("it belongs to another model")
     return personal

@@ -234,9 +234,9 @@ def _load_own_model(
     if not stores_models(config.method):
         _load_weights(agreement, personal_state_dict(path, number, regularizer), path)
         return model_origin(model)[1]
-    require_states_here(path, config.data.name == AT_SITES)
-    settings = text_of(read_facts(path), "settings")
-    theta, round = stored_model(path, agreement, number, settings)
+    facts = read_facts(path)
+    require_states_here(path, text_of(facts, "engine") == AT_SITES)
+    theta, round = stored_model(path, agreement, number, text_of(facts, "settings"))
     for vector in (agreement.model.theta, agreement.start):
         vector.copy_(theta)
     return round
