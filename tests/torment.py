@@ -66,6 +66,7 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
         "data": {**BASE["data"], "validation": 0.2},
         "evaluate": {"every": 2, "overlap": True},
         "stop": {"patience": 3, "min_delta": 0.02},
+        "local": {**BASE["local"], "lr": 0.02, "optimizer": {"name": "adam", "moments": "client"}},
         "checkpoint": {"every": 2},
     },
     "fedper": {**IN_FILES, **FAULTY},
