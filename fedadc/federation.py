@@ -131,7 +131,7 @@ class Federation(ServerHalf):
     def _deal(self, data: Dataset, partition: Partition | None, clients: int | None, trace: Trace | None) -> None:
         """Decide which samples each client has; with a trace, clients have the numbers that they have there."""
         self.data, self.clients = data, deal(data, partition, clients, self._data_seed)
-        self._natural = isinstance(partition or default_partition(data, clients), Natural)
+        self._natural = isinstance(partition or default_partition(data), Natural)
         self._names = np.unique(data.owners) if self._natural and data.owners is not None else None
         if trace is None:
             return

@@ -28,7 +28,7 @@ from fedadc.evaluation.stopping import Stopping
 from fedadc.federation import Federation, with_objective
 from fedadc.models import MODELS
 from fedadc.models.build import construct, read_weights, require_maker
-from fedadc.partitions import default_partition
+from fedadc.partitions import Natural, default_partition
 from fedadc.schedules import Constant
 from fedadc.server_half import ServerHalf
 from fedadc.tasks import Classification
@@ -281,6 +281,12 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
             held_out = replace(held_out, test=None)
         data = with_scaled_targets(data if is_split else held_out(data))
     _check_task(config, data)
+    column, rule = node.options.get("client"), node.partition
+    require(
+        column is None or rule is None or not rule.needs_clients or isinstance(rule, Natural),
+        f"data.client says that column {column} names the clients, but data.partition would deal the rows anew; remove "
+        f"data.partition, or replace data.client by data.drop: [{column}].",
+    )
     node = replace(node, options=options, test=file or held_out.test)
     if node.normalize is not None:
         channels = data.input_shape[0]
@@ -290,7 +296,7 @@ def load_data(config: Config, data_dir: str | Path | None = None) -> tuple[Confi
         )
         constants = Normalization(data.normalization.scale, node.normalize.mean, node.normalize.std)
         data = replace(data, normalization=constants)
-    return replace(config, data=replace(node, partition=node.partition or default_partition(data, node.clients))), data
+    return replace(config, data=replace(node, partition=node.partition or default_partition(data))), data
 
 
 def _check_task(config: Config, data: Dataset) -> None:

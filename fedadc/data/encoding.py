@@ -1,30 +1,93 @@
 """How the rows of a table become features and classes: decided once, from a merged summary, and the same everywhere.
 
-- A number becomes (value - center) / spread, with the constants of `scale`; without them it is not changed.
+- A number becomes (value - center) / spread. By default the constants are the mean and the standard deviation over all
+  clients' training rows; they may be given, be every client's own, or be left out.
 - A missing number becomes the center, and an extra indicator column is set to 1 if training has missing numbers.
 - A text column becomes one column per category. A missing text is a category of its own. A category that does not
-  occur in training is all zeros.
+  occur in training is all zeros. Columns of numbers that are listed as categories are treated alike.
 - The classes are the labels, sorted: as numbers if all of them are integers, otherwise as texts.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedadc.data.summaries import Array, ColumnSummary, Fields, TableSummary, is_missing
+from fedadc.data.columns import Array, Fields
+from fedadc.data.labels import require_classes
+from fedadc.data.spelling import DEFAULT_SPELLING, Spelling, likeness
+from fedadc.data.summaries import ColumnSummary, TableSummary
 from fedadc.errors import DataError, require
 
 MISSING_CATEGORY = "(missing)"
 INTEGER = re.compile(r"[+-]?\d{1,18}")  # every number of 18 digits fits into int64
+ROWS_AT_ONCE = 4096
+KEPT_DIGITS = 6  # of the constants of standard scaling, so that they are stable and can be pasted
 # where a column has one of these texts, and which of them: ("table.csv, row 7", "abc")
 Locate = Callable[[str, Collection[str]], tuple[str, str]]
+Scale = Literal["standard", "per-client", "none"] | Mapping[str, Sequence[float]]
+Constants = tuple[float, float]  # center and spread
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """The settings of a table: they are the same for files, DataFrames and sites."""
+
+    scale: Scale = "standard"
+    categories: tuple[str, ...] = ()  # columns of numbers that are categories
+    spelling: Spelling = DEFAULT_SPELLING
+    task: str | None = None  # what the labels are; None: what they look like
+
+    @staticmethod
+    def of(
+        scale: Any = "standard",
+        categories: Sequence[str] | None = None,
+        missing: Sequence[str | float] | None = None,
+        merge_names: bool = False,
+        task: str | None = None,
+    ) -> TableRules:
+        """The rules from the settings of a data set."""
+        kinds = ("standard", "per-client", "none")
+        wanted = "scale must be standard, per-client, none or map columns to (center, spread)"
+        require(scale is None or isinstance(scale, Mapping) or scale in kinds, f"{wanted}, not {scale!r:.60}.")
+        for name, constants in scale.items() if isinstance(scale, Mapping) else ():
+            require(
+                _are_constants(constants),
+                f"scale.{name} must be [center, spread] with a spread above 0, not {constants!r:.60}.",
+            )
+        for name, values in (("categories", categories), ("missing", missing)):
+            require(not isinstance(values, str), f"{name} must be a list, not {values!r:.60}.")
+        spelling = Spelling(merge_names=merge_names)
+        if missing is not None:
+            spelling = Spelling(tuple(missing), merge_names)
+        return TableRules("none" if scale is None else scale, tuple(categories or ()), spelling, task)
+
+    @property
+    def constants(self) -> Mapping[str, Sequence[float]]:
+        """The given centers and spreads, by column."""
+        return self.scale if isinstance(self.scale, Mapping) else {}
+
+    @property
+    def sums(self) -> bool:
+        """Whether clients must tell the sums of their numbers."""
+        return self.scale == "standard"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are named."""
+        return (*self.constants, *self.categories)
+
+
+def _are_constants(values: Any) -> bool:
+    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) and isfinite(v) for v in values)
+    return numbers and len(values) == 2 and values[1] > 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +100,7 @@ class Column:
     center: float = 0.0
     spread: float = 1.0
     scaled: bool = False
+    by_client: bool = False  # every client has its own center and spread
 
     def __post_init__(self) -> None:
         wrong = f"column {self.name!r:.40} has constants or categories that cannot be"
@@ -49,29 +113,39 @@ class Column:
         """The number of features."""
         return 1 + self.has_missing if self.categories is None else len(self.categories)
 
-    def encode(self, fields: Fields, where: str) -> Array:
-        """The features of these fields, [rows, width]."""
+    def encode(self, fields: Fields, where: str, first_row: int = 2, constants: tuple[Any, Any] | None = None) -> Array:
+        """The features of these fields, float32 [rows, width]; `constants`: center and spread, if not the column's."""
         if self.categories is not None:
             return self._one_hot(fields)
-        stray = np.flatnonzero(np.isnan(fields.numbers) & ~fields.missing)
-        if len(stray):
-            row = int(stray[0])
-            text = reprlib.repr(fields.texts[row])
-            raise DataError(f"{where}, row {row + 2}, column {self.name}: {text} is not a number.")
-        numbers = np.where(fields.missing, self.center, fields.numbers)
+        center, spread = constants or (self.center, self.spread)
+        stray = np.flatnonzero(fields.codes >= 0).tolist() if fields.words else []
+        if stray:
+            row = stray[0]
+            text = reprlib.repr(fields.text(row))
+            raise DataError(f"{where}, row {row + first_row}, column {self.name}: {text} is not a number.")
         with np.errstate(over="ignore"):
-            scaled = ((numbers - self.center) / self.spread).astype(np.float32)[:, None]
-        if not np.isfinite(scaled).all():
-            row = int(np.isfinite(scaled).argmin())
-            text = reprlib.repr(fields.texts[row])
-            raise DataError(f"{where}, row {row + 2}, column {self.name}: {text} is too large when it is scaled.")
-        return np.hstack([scaled, fields.missing[:, None].astype(np.float32)]) if self.has_missing else scaled
+            scaled = ((fields.numbers - center) / spread).astype(np.float32)
+        finite = np.isfinite(scaled)
+        if not finite.all():
+            gaps = np.isnan(fields.numbers)
+            large = np.flatnonzero(~finite & ~gaps)
+            if len(large):
+                row = int(large[0])
+                text = reprlib.repr(fields.text(row))
+                raise DataError(
+                    f"{where}, row {row + first_row}, column {self.name}: {text} is too large when it is scaled."
+                )
+            scaled[gaps] = 0  # the center
+        if not self.has_missing:
+            return scaled[:, None]
+        return np.stack([scaled, np.isnan(fields.numbers).astype(np.float32)], axis=1)
 
     def _one_hot(self, fields: Fields) -> Array:
         assert self.categories is not None
         code = {category: i for i, category in enumerate(self.categories)}
-        code_of = {t: code.get(MISSING_CATEGORY if is_missing(t) else t.strip(), -1) for t in set(fields.texts)}
-        codes = np.fromiter(map(code_of.__getitem__, fields.texts), dtype=np.int64, count=len(fields.texts))
+        fields = fields.as_texts()
+        absent = code.get(MISSING_CATEGORY, -1)  # the last one: a missing field has the code -1
+        codes = np.array([*(code.get(word, -1) for word in fields.words), absent])[fields.codes]
         known = np.flatnonzero(codes >= 0)
         one_hot = np.zeros((len(codes), len(self.categories)), dtype=np.float32)
         one_hot[known, codes[known]] = 1
@@ -80,11 +154,13 @@ class Column:
     def describe(self, summary: ColumnSummary) -> str:
         """One line about the encoding, for the notes of the data set."""
         if self.categories is not None:
-            return f"{self.name}: text, {len(self.categories)} categories"
+            marked = ", missing values are one" if MISSING_CATEGORY in self.categories else ""
+            return f"{self.name}: text, {len(self.categories)} categories{marked}"
         text = f"{self.name}: number"
         if summary.low is not None and summary.high is not None:
             text += f", {summary.low:g} to {summary.high:g}"
-        text += f", scaled by ({self.center:g}, {self.spread:g})" if self.scaled else ", not scaled"
+        scaled = f", scaled by ({self.center:.12g}, {self.spread:.12g})" if self.scaled else ", not scaled"
+        text += ", scaled by every client's own mean and standard deviation" if self.by_client else scaled
         return text + (", missing values marked" if self.has_missing else "")
 
 
@@ -96,103 +172,164 @@ class TableEncoding:
     label: str  # the name of the label column
     client: str | None  # the name of the client column
     classes: tuple[str, ...]
-    integers: bool  # whether the labels are integers: then +5 and 5 are one class
+    integers: bool  # whether the labels are integers, which are sorted as such
+    spelling: Spelling = DEFAULT_SPELLING
+    scales: Mapping[str, tuple[Constants, ...]] = field(default_factory=dict)  # by client, of its own columns
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         require(len(set(names)) == len(names), "two columns of an encoding have the same name.", DataError)
+        own = sum(column.by_client for column in self.columns)
+        known = all(len(several) == own and all(map(_are_constants, several)) for several in self.scales.values())
+        require(known, "the constants of a client are not those of the columns.", DataError)
 
     @property
     def width(self) -> int:
         """The number of features."""
         return sum(column.width for column in self.columns)
 
-    def features(self, fields: Mapping[str, Fields], where: str) -> Array:
-        """The features of all rows, float32."""
-        x = np.empty((len(fields[self.columns[0].name].texts), self.width), dtype=np.float32)
-        end = 0
-        for column in self.columns:
-            start, end = end, end + column.width
-            x[:, start:end] = column.encode(fields[column.name], where)
-        return x
+    @property
+    def inputs(self) -> set[str]:
+        """The columns that the features of a row depend on."""
+        own = {self.client} if self.client and any(column.by_client for column in self.columns) else set()
+        return {column.name for column in self.columns} | own
 
-    def codes(self, labels: Sequence[str], where: str) -> Array:
+    def features(
+        self, fields: Callable[[str], Fields], where: str, first_row: int = 2, clients: Fields | None = None
+    ) -> Array:
+        """The features of all rows, float32 [rows, width]; `fields` gives, or gives away, a column by its name."""
+        own = [column.name for column in self.columns if column.by_client]
+        scales = self._scales(clients, where, first_row) if own else None
+        parts = []
+        for column in self.columns:
+            constants = None
+            if scales is not None and column.by_client:
+                at = own.index(column.name)
+                constants = scales[:, at, 0], scales[:, at, 1]
+            parts.append(column.encode(fields(column.name), where, first_row, constants))
+        return _side_by_side(parts, self.width)
+
+    def _scales(self, clients: Fields | None, where: str, first_row: int) -> Array:
+        """The center and spread of the client of every row, [rows, columns, 2]."""
+        why = "every client has its own scale (scale: per-client)"
+        require(clients is not None, f"{where} must name the client of every row: {why}.", DataError)
+        assert clients is not None
+        known = np.array([word in self.scales for word in clients.words] + [False])[clients.codes]
+        if not known.all():
+            row = int(known.argmin())
+            name = reprlib.repr(clients.text(row))
+            raise DataError(f"{where}, row {row + first_row}: the client {name} had no rows in training, but {why}.")
+        scales: Array = np.array([self.scales[word] for word in clients.words])[clients.codes]
+        return scales
+
+    def codes(self, labels: Fields, where: str, first_row: int = 2) -> Array:
         """The class of every row, int64, from its label."""
-        code = {name: i for i, name in enumerate(self.classes)}
-        code_of = {label: code.get(_class_name(label, self.integers), -1) for label in set(labels)}
-        codes = np.fromiter(map(code_of.__getitem__, labels), dtype=np.int64, count=len(labels))
+        key: Callable[[str], str] = likeness if self.spelling.merge_names else str
+        code = {key(name): i for i, name in enumerate(self.classes)}
+        known = [code.get(key(word), -1) for word in labels.words]
+        codes: Array = np.array([*known, -1], dtype=np.int64)[labels.codes]
         if (codes < 0).any():
             row = int((codes < 0).argmax())
-            known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
-            raise DataError(
-                f"{where}, row {row + 2}: the label {reprlib.repr(labels[row])} does not occur in training, "
-                f"whose labels are {known}."
-            )
+            shown = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
+            label = f"the label {reprlib.repr(labels.text(row))} does not occur in training"
+            if labels.codes[row] < 0:
+                raise DataError(missing_name(where, row + first_row, self.label, "label"))
+            raise DataError(f"{where}, row {row + first_row}: {label}, whose labels are {shown}.")
         return codes
 
 
-def refuse_stray_texts(summary: TableSummary, scale: Mapping[str, Sequence[float]], locate: Locate) -> None:
+def missing_name(where: str, row: int, column: str, what: str) -> str:
+    """The sentence about a row without a label or a client."""
+    return (
+        f"{where}, row {row}, column {column}: the {what} is missing; complete or remove the row, or say with missing "
+        "which spellings are missing values."
+    )
+
+
+def _side_by_side(parts: list[Array], width: int) -> Array:
+    """The parts as one array, filled in by blocks of rows: a column at a time would visit every page."""
+    rows = len(parts[0])
+    x = np.empty((rows, width), dtype=np.float32)
+    ends = np.cumsum([part.shape[1] for part in parts]).tolist()
+    for first in range(0, rows, ROWS_AT_ONCE):
+        block = slice(first, first + ROWS_AT_ONCE)
+        for part, end in zip(parts, ends, strict=True):
+            x[block, end - part.shape[1] : end] = part[block]
+    return x
+
+
+def refuse_stray_texts(summary: TableSummary, rules: TableRules, locate: Locate) -> None:
     """Refuse a text in a column of numbers, and constants for a column that has texts."""
     for name, column in summary.columns.items():
-        if column.words and (name in scale or column.texts <= column.numbers):
-            why = "scale needs numbers" if name in scale else "most values of the column are numbers"
+        given = name in rules.constants
+        if column.words and name not in rules.categories and (given or column.texts <= column.numbers):
+            why = "scale needs numbers" if given else "most values of the column are numbers"
             where, text = locate(name, column.words)
             raise DataError(f"{where}, column {name}: {reprlib.repr(text)} is not a number, but {why}.")
 
 
 def notes_about(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ...]:
-    """What becomes of every column, and a warning about large numbers."""
-    notes, wide = [], []
+    """What becomes of every column, the constants to paste, and a warning about large numbers."""
+    notes, wide, fitted = [], [], []
     for column in encoding.columns:
         found = summary.columns[column.name]
         notes.append(column.describe(found))
-        if column.categories is None and not column.scaled and max(-(found.low or 0), found.high or 0) > 10:
+        if column.categories is None and column.scaled and found.sums is not None:
+            fitted.append(f"{column.name}: [{column.center!r}, {column.spread!r}]")
+        plain = column.categories is None and not column.scaled and not column.by_client
+        if plain and max(-(found.low or 0), found.high or 0) > 10:
             wide.append(column.name)
+    if fitted:
+        constants = f"scale: {{{', '.join(fitted)}}}"
+        notes.append(f"numbers are scaled by the mean and standard deviation of the training rows, as by {constants}")
     if wide:
         has, are = ("has", "is") if len(wide) == 1 else ("have", "are")
         notes.append(
             f"{', '.join(wide)} {has} values beyond ±10 and {are} not scaled: training may be slow or "
-            f"diverge; set the scale of the data, e.g. {{{wide[0]}: [center, spread]}}"
+            f"diverge; scale: standard scales all columns of numbers"
         )
     return tuple(notes)
 
 
-def fit_columns(summary: TableSummary, scale: Mapping[str, Sequence[float]]) -> tuple[Column, ...]:
+def fit_columns(summary: TableSummary, rules: TableRules) -> tuple[Column, ...]:
     """The encoding of every column of a table with this summary, in which no column is mixed."""
-    for name, constants in scale.items():
-        require(
-            _are_constants(constants),
-            f"scale.{name} must be [center, spread] with a spread above 0, not {constants!r:.60}.",
-        )
-    return tuple(_column(name, column, scale.get(name)) for name, column in summary.columns.items())
+    return tuple(_column(name, column, rules) for name, column in summary.columns.items())
 
 
-def _are_constants(values: Any) -> bool:
-    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) and isfinite(v) for v in values)
-    return numbers and len(values) == 2 and values[1] > 0
-
-
-def _column(name: str, summary: ColumnSummary, constants: Sequence[float] | None) -> Column:
+def _column(name: str, summary: ColumnSummary, rules: TableRules) -> Column:
     has_missing = summary.missing > 0
     if summary.words:
         return Column(name, summary.words + ((MISSING_CATEGORY,) if has_missing else ()), has_missing)
+    if rules.scale == "per-client":
+        return Column(name, None, has_missing, by_client=True)
+    constants = rules.constants.get(name)
+    if rules.scale == "standard":
+        told = f"scale: standard needs the sums of column {name}, which no client tells."
+        require(summary.sums is not None, told)
+        constants = standard_constants(summary)
     center, spread = constants or (0.0, 1.0)
-    return Column(name, None, has_missing, center, spread, scaled=constants is not None)
+    return Column(name, None, has_missing, float(center), float(spread), scaled=constants is not None)
 
 
-def fit_labels(labels: Sequence[str], name: str, locate: Locate) -> tuple[tuple[str, ...], bool]:
+def standard_constants(summary: ColumnSummary) -> Constants:
+    """The mean and the standard deviation, rounded; of a constant column, its value and 1."""
+    n, total, squares = summary.sums or (0, 0.0, 0.0)
+    if n == 0:
+        return 0.0, 1.0
+    mean, spread = total / n, math.sqrt(squares / n)
+    if spread <= abs(mean) * 1e-12:  # no more than what rounding leaves
+        return float(f"{mean:.12g}"), 1.0
+    spread = float(f"{spread:.{KEPT_DIGITS}g}")
+    return round(mean, KEPT_DIGITS - 1 - math.floor(math.log10(spread))), spread
+
+
+def fit_labels(
+    labels: Sequence[str], rows: int, name: str, rules: TableRules, locate: Locate
+) -> tuple[tuple[str, ...], bool]:
     """The classes for these different labels, and whether they are integers."""
-    others = [label for label in labels if not INTEGER.fullmatch(label)]
-    missing = [label for label in others if is_missing(label)]
-    if missing != others or others == list(labels):  # the labels are texts: a class may be called "nan"
-        missing = [label for label in missing if label == ""]
-    if missing:
-        where, label = locate(name, missing)
-        raise DataError(f"{where}: the label is missing (its value is {label!r}).")
-    integers = not others
-    classes = {_class_name(label, integers) for label in labels}
+    where, _ = locate(name, labels)
+    source = f"{where.split(', row')[0]}, column {name}"
+    classes = {*rules.spelling.one_name(labels, source).values()}
+    require_classes(sorted(classes), rows, source, rules.task)
+    integers = all(INTEGER.fullmatch(label) for label in classes)
     return tuple(sorted(classes, key=int) if integers else sorted(classes)), integers
-
-
-def _class_name(label: str, integers: bool) -> str:
-    return str(int(label)) if integers and INTEGER.fullmatch(label) else label

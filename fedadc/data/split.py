@@ -6,7 +6,7 @@ seed, never on other clients, so that a real site with nothing but its own rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -43,21 +43,27 @@ class HeldOut(Settings):
             share = getattr(self, part)
             require(share is None or 0 < share < 1, f"{part} must be a share between 0 and 1, not {share}.")
 
-    def rows(self, labels: Array, owners: Array | None = None) -> SplitRows:
-        """The rows of every split, from the class and, in a natural federation, the client of every row."""
+    def rows(self, labels: Array, owners: Array | None = None, names: Sequence[str] | None = None) -> SplitRows:
+        """The rows of every split, from the class and, in a natural federation, the client of every row.
+
+        Clients are positions in the sorted `names`; without these, names themselves.
+        """
         train, held = np.arange(len(labels)), {}
+        if owners is not None and names is None:
+            found, owners = np.unique(owners, return_inverse=True)
+            names, owners = [str(name) for name in found], owners.reshape(-1)
         for part in ("test", "validation"):
-            mask = self._mask(part, labels[train], None if owners is None else owners[train])
+            mask = self._mask(part, labels[train], None if owners is None else owners[train], names or ())
             train, held[part] = train[~mask], train[mask]
         return SplitRows(train, held["validation"], held["test"])
 
-    def _mask(self, part: str, labels: Array, owners: Array | None) -> Array:
+    def _mask(self, part: str, labels: Array, owners: Array | None, names: Sequence[str]) -> Array:
         share = getattr(self, part)
         if share is None:
             return np.zeros(len(labels), dtype=bool)
         if owners is None:
             return stratified(labels, share, self._rng(part))
-        return by_client(labels, owners, share, partial(self._rng, part))
+        return by_client(labels, owners, names, share, partial(self._rng, part))
 
     def _rng(self, part: str, client: int | str = -1) -> np.random.Generator:
         return generator(self.seed, f"hold out {part}", client=client)
@@ -95,21 +101,23 @@ def stratified(labels: Array, share: float, rng: np.random.Generator) -> Array:
     return chosen
 
 
-def by_client(labels: Array, owners: Array, share: float, rng_of: Callable[[str], np.random.Generator]) -> Array:
+def by_client(
+    labels: Array, owner: Array, names: Sequence[str], share: float, rng_of: Callable[[str], np.random.Generator]
+) -> Array:
     """A mask that selects about `share` of every client, spread over its classes, but never a whole class of a client.
 
     Every client draws from its own generator. Its classes are taken in the order in which they appear in its rows, so
     that the names and numbers of the classes do not matter, and nothing that other clients have. The steps between the
     draws are done for all clients at once.
     """
-    names, owner = np.unique(owners, return_inverse=True)
-    owner = owner.reshape(-1)
     cell, client, size = _cells(labels, owner)
     order, draw = np.argsort(owner, kind="stable"), np.empty(len(labels))
     ties = np.empty(len(client))
-    row_ends, cell_ends = (np.cumsum(np.bincount(numbers)).tolist() for numbers in (owner, client))
+    row_ends, cell_ends = (
+        np.cumsum(np.bincount(numbers, minlength=len(names))).tolist() for numbers in (owner, client)
+    )
     row = first = 0
-    for name, row_end, cell_end in zip(map(str, names), row_ends, cell_ends, strict=True):
+    for name, row_end, cell_end in zip(names, row_ends, cell_ends, strict=True):
         rng = rng_of(name)
         draw[row:row_end], ties[first:cell_end] = rng.random(row_end - row), rng.random(cell_end - first)
         row, first = row_end, cell_end

@@ -7,48 +7,13 @@ is the case of one summary. Summaries consist of plain values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedadc.data.columns import Array, Fields
 from fedadc.errors import require
-
-Array = np.ndarray
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-MAX_MAGNITUDE = 1e30  # larger values would overflow in float32 arithmetic
-
-
-def is_missing(text: str) -> bool:
-    return text.strip().lower() in MISSING
-
-
-def number(text: str) -> float:
-    """The number that a field contains; NaN if it contains none, or one that is too large."""
-    try:
-        value = float(text)
-    except ValueError:
-        return np.nan
-    return value if abs(value) <= MAX_MAGNITUDE else np.nan
-
-
-@dataclass(frozen=True)
-class Fields:
-    """The fields of one column, read one by one: each is a number, missing or a text."""
-
-    texts: Sequence[str]  # as they are in the file
-    numbers: Array  # float64; NaN where a field is not a number
-    missing: Array  # bool
-
-    @staticmethod
-    def read(texts: Sequence[str]) -> Fields:
-        value = {text: number(text) for text in set(texts)}
-        numbers = np.fromiter(map(value.__getitem__, texts), dtype=np.float64, count=len(texts))
-        missing = np.isnan(numbers)
-        rows = np.flatnonzero(missing)
-        empty = {text for text, n in value.items() if n != n and is_missing(text)}
-        missing[rows] = [texts[row] in empty for row in rows.tolist()]
-        return Fields(texts, numbers, missing)
 
 
 @dataclass(frozen=True)
@@ -61,6 +26,7 @@ class ColumnSummary:
     words: tuple[str, ...] = ()  # the different texts, sorted
     low: float | None = None  # the range of the numbers
     high: float | None = None
+    sums: tuple[int, float, float] | None = None  # n, Σx and Σ(x - mean)², if standard scaling asks for them
 
 
 @dataclass(frozen=True)
@@ -69,7 +35,7 @@ class TableSummary:
 
     rows: int
     columns: Mapping[str, ColumnSummary]
-    labels: tuple[str, ...]  # the different labels as they are written, sorted
+    labels: tuple[str, ...]  # the different labels, sorted
 
     @property
     def mixed(self) -> frozenset[str]:
@@ -78,40 +44,66 @@ class TableSummary:
 
 
 def summaries(
-    columns: Mapping[str, Fields], labels: Sequence[str], clients: Sequence[Array], as_text: Collection[str] = ()
+    columns: Mapping[str, Fields],
+    labels: Fields,
+    clients: Sequence[Array],
+    as_text: Collection[str] = (),
+    sums: bool = False,
 ) -> list[TableSummary]:
     """The summary of every client, given the numbers of its training rows; `as_text`: columns without numbers.
 
     A site calls this with its own table and one client, and gets what a simulation has for that client.
     """
-    rows, sizes = np.concatenate(clients), [len(own) for own in clients]
-    require(min(sizes) > 0, "every client needs a training row.")
-    by_column = {name: _of_column(fields, rows, sizes, name in as_text) for name, fields in columns.items()}
+    sizes = np.array([len(own) for own in clients])
+    require(sizes.min() > 0, "every client needs a training row.")
+    rows = np.concatenate(clients)
+    of_columns = {
+        name: _of_column(fields.as_texts() if name in as_text else fields, rows, sizes, sums)
+        for name, fields in columns.items()
+    }
+    words = _words(labels, rows, sizes)
     return [
-        TableSummary(
-            sizes[k],
-            {name: found[k] for name, found in by_column.items()},
-            tuple(sorted({labels[row] for row in own.tolist()})),
-        )
-        for k, own in enumerate(clients)
+        TableSummary(size, {name: next(found) for name, found in of_columns.items()}, next(words))
+        for size in sizes.tolist()
     ]
 
 
-def _of_column(fields: Fields, rows: Array, sizes: Sequence[int], as_text: bool) -> list[ColumnSummary]:
+def _of_column(fields: Fields, rows: Array, sizes: Array, sums: bool) -> Iterator[ColumnSummary]:
     """A summary for every client; `rows` are those of the first client, then those of the second, and so on."""
-    starts = np.cumsum([0, *sizes[:-1]])
-    values, missing = fields.numbers[rows], fields.missing[rows]
-    is_number = np.zeros(len(rows), dtype=bool) if as_text else ~np.isnan(values)
-    is_text = ~is_number & ~missing
-    counts = [np.add.reduceat(mask, starts, dtype=np.int64).tolist() for mask in (is_number, is_text, missing)]
-    low = np.minimum.reduceat(np.where(is_number, values, np.inf), starts).tolist()
-    high = np.maximum.reduceat(np.where(is_number, values, -np.inf), starts).tolist()
-    words = iter([fields.texts[row].strip() for row in rows[is_text].tolist()])
-    found = []
-    for numbers, texts, gaps, least, most in zip(*counts, low, high, strict=True):
-        own = tuple(sorted({next(words) for _ in range(texts)})) if texts else ()
-        found.append(ColumnSummary(numbers, texts, gaps, own, *((least, most) if numbers else (None, None))))
-    return found
+    starts = np.cumsum(sizes) - sizes
+    values, texts = fields.numbers[rows], fields.codes[rows] >= 0
+    gaps = np.isnan(values)
+    missing = np.add.reduceat(gaps & ~texts, starts, dtype=np.int64).tolist()
+    numbers = np.add.reduceat(~gaps, starts, dtype=np.int64)
+    low, high = np.fmin.reduceat(values, starts).tolist(), np.fmax.reduceat(values, starts).tolist()
+    several = _sums(values, gaps, numbers, starts, sizes) if sums else None
+    words = _words(fields, rows, sizes)
+    for k, (many, lacking) in enumerate(zip(numbers.tolist(), missing, strict=True)):
+        least, most = (low[k], high[k]) if many else (None, None)
+        own = (many, several[0][k], several[1][k]) if several is not None else None
+        yield ColumnSummary(many, int(sizes[k]) - many - lacking, lacking, next(words), least, most, own)
+
+
+def _sums(values: Array, gaps: Array, numbers: Array, starts: Array, sizes: Array) -> tuple[list[float], list[float]]:
+    """Σx and Σ(x - mean)² of every client. `reduceat` adds the values of a client in an order of its own."""
+    present = np.where(gaps, 0.0, values) if gaps.any() else values
+    totals = np.add.reduceat(present, starts)
+    centered = present - np.repeat(totals / np.maximum(numbers, 1), sizes)
+    np.square(centered, out=centered)
+    centered[gaps] = 0
+    return totals.tolist(), np.add.reduceat(centered, starts).tolist()
+
+
+def _words(fields: Fields, rows: Array, sizes: Array) -> Iterator[tuple[str, ...]]:
+    """The different texts of every client, sorted."""
+    many = len(fields.words)
+    owned: list[list[str]] = [[] for _ in sizes]
+    if many:
+        codes = fields.codes[rows]
+        cells = np.repeat(np.arange(len(sizes)), sizes)[codes >= 0] * many + codes[codes >= 0]
+        for cell in np.unique(cells).tolist():
+            owned[cell // many].append(fields.words[cell % many])
+    return (tuple(sorted(words)) for words in owned)
 
 
 def merge(summaries: Sequence[TableSummary]) -> TableSummary:
@@ -123,6 +115,7 @@ def merge(summaries: Sequence[TableSummary]) -> TableSummary:
 
 
 def _merged(columns: Sequence[ColumnSummary]) -> ColumnSummary:
+    several = [column.sums for column in columns]
     return ColumnSummary(
         sum(column.numbers for column in columns),
         sum(column.texts for column in columns),
@@ -130,7 +123,20 @@ def _merged(columns: Sequence[ColumnSummary]) -> ColumnSummary:
         _union(column.words for column in columns),
         min((column.low for column in columns if column.low is not None), default=None),
         max((column.high for column in columns if column.high is not None), default=None),
+        None if None in several else _added([own for own in several if own is not None]),
     )
+
+
+def _added(sums: Sequence[tuple[int, float, float]]) -> tuple[int, float, float]:
+    """The sums of several clients together, in their order, without the loss of digits that Σx² would bring."""
+    n, total, squares = sums[0]
+    for many, own, own_squares in sums[1:]:
+        if many and n:
+            squares += own_squares + (own / many - total / n) ** 2 * (n * many / (n + many))
+        else:
+            squares += own_squares
+        n, total = n + many, total + own
+    return n, total, squares
 
 
 def _union(words: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ def partition(
         ids, owner = np.unique(client_ids, return_inverse=True)
         require(
             clients in (None, len(ids)),
-            f"clients is {clients}, but the data names {len(ids)} clients; remove it.",
+            f"clients is {clients}, but the data names {len(ids)} clients; remove clients, or set a partition that "
+            "deals the samples anew.",
         )
         return Clients.from_owner(owner, len(ids))
     if not rule.needs_clients:
@@ -49,7 +50,7 @@ def partition(
 def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) -> Clients:
     """The clients of a data set: its training samples, assigned by a rule or by the default partition."""
     rng = generator(seed, "partition")
-    rule = rule or default_partition(data, clients)
+    rule = rule or default_partition(data)
     require(
         not rule.needs_classes or bool(data.classes),
         f"partition {type(rule).__name__.lower()} deals by class, but the labels are numbers (task: {data.task.name}); "
@@ -58,6 +59,6 @@ def deal(data: Dataset, rule: Partition | None, clients: int | None, seed: int) 
     return partition(rule, data.train.y.numpy(), len(data.classes), clients, rng, data.owners)
 
 
-def default_partition(data: Dataset, clients: int | None) -> Partition:
+def default_partition(data: Dataset) -> Partition:
     """The partition if none is configured: the clients that the data names, else equal random shares."""
-    return Natural() if data.owners is not None and clients is None else IID()
+    return IID() if data.owners is None else Natural()

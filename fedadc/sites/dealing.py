@@ -17,6 +17,7 @@ import numpy as np
 from fedadc.config.build import load_data, prepare
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Array, Dataset, Samples
+from fedadc.data.spelling import likeness, spelled
 from fedadc.errors import require
 from fedadc.sites.node import require_file_name
 
@@ -100,6 +101,7 @@ def _deal_rows(config: Config, names: Sequence[str], folder: Path) -> dict[str, 
     for name, own in found.items():
         with own.open("w", newline="", encoding="utf-8") as file:
             written = csv.writer(file)
-            for row in (header, *(row for row in rows if row[position].strip() == name)):
+            wanted = likeness(name)  # names that look alike are one client: others were refused
+            for row in (header, *(row for row in rows if likeness(spelled(row[position])) == wanted)):
                 written.writerow(row[:position] + row[position + 1 :])
     return found

@@ -29,6 +29,7 @@ from fedadc.sites.schema import (
     notes_about_tables,
     with_names,
 )
+from fedadc.sites.site_data import rules_of
 from fedadc.system.files import to_safetensors
 from fedadc.system.user_code import Notes
 from fedadc.training.agreement import Agreement
@@ -164,7 +165,7 @@ def frozen_schema(
         again = question(holds_out, mixed)
         summaries = summaries_of(names, ask(connections, "describe", [(name, again) for name in names]))
     options = config.data.options
-    schema = with_names(merged_schema(summaries, options.get("scale") or {}), options.get("label", ""), None)
+    schema = with_names(merged_schema(summaries, rules_of(config)), options.get("label", ""), None)
     for note in notes_about_tables(schema, summaries):
         notes(note)
     for label, site in lonely_classes(summaries).items():

@@ -15,7 +15,7 @@ from fedadc.sites.packets import Fact
 
 SIMULATED = "partition-id"  # which Flower's simulation gives to a node
 OF_SIMULATION = (SIMULATED, "num-partitions")
-ALLOWED_BY_DEFAULT = ("samples", "loss", "evaluation", "categories", "ranges")
+ALLOWED_BY_DEFAULT = ("samples", "loss", "evaluation", "categories", "ranges", "sums")
 ALLOWED = (*ALLOWED_BY_DEFAULT, "label-counts", "many-categories")
 SETTINGS = {
     "client": "the name of this site's client",

@@ -7,12 +7,12 @@ does not fit is refused by its name. No row leaves a site.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedadc.data.dataset import Normalization
-from fedadc.data.encoding import TableEncoding, fit_columns, fit_labels, notes_about, refuse_stray_texts
+from fedadc.data.encoding import TableEncoding, TableRules, fit_columns, fit_labels, notes_about, refuse_stray_texts
 from fedadc.data.schema import DataSchema
 from fedadc.data.summaries import ColumnSummary, TableSummary, merge
 from fedadc.errors import DataError, require
@@ -52,12 +52,12 @@ class SiteAnswer:
     agreement: str  # fingerprint of what it will train with
 
 
-def merged_schema(summaries: Sequence[SiteSummary], scale: Mapping[str, Sequence[float]]) -> DataSchema:
+def merged_schema(summaries: Sequence[SiteSummary], rules: TableRules) -> DataSchema:
     """The schema for these sites, in the order of the clients; a site that does not fit the first one is refused."""
     _require_alike(summaries)
     if summaries[0].table is None:
         return _schema_of_arrays([summary.arrays for summary in summaries if summary.arrays is not None])
-    return _schema_of_tables([summary.table for summary in summaries if summary.table is not None], scale, summaries)
+    return _schema_of_tables([summary.table for summary in summaries if summary.table is not None], rules, summaries)
 
 
 def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
@@ -79,6 +79,12 @@ def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
             f"site {summary.client} does not tell the {found} different texts of column {name}, which "
             "may be names of persons; data.drop leaves the column out, or the site can allow many-categories.",
         )
+    summed = [name for name, column in columns.items() if column.sums is not None and column.numbers]
+    require(
+        not summed or "sums" in allows,
+        f"site {summary.client} does not tell the sums of {', '.join(summed)[:80]}, which scale: standard needs; set "
+        "data.scale to per-client, none or given constants, or let the site allow sums.",
+    )
     if "ranges" not in allows:
         columns = {name: replace(column, low=None, high=None) for name, column in columns.items()}
     if "samples" not in allows:
@@ -136,7 +142,7 @@ def _schema_of_arrays(arrays: Sequence[ArraySummary]) -> DataSchema:
 
 
 def _schema_of_tables(
-    tables: Sequence[TableSummary], scale: Mapping[str, Sequence[float]], summaries: Sequence[SiteSummary]
+    tables: Sequence[TableSummary], rules: TableRules, summaries: Sequence[SiteSummary]
 ) -> DataSchema:
     summary = merge(tables)
 
@@ -149,10 +155,17 @@ def _schema_of_tables(
                 return f"site {site.client}", found[0]
         return "a site", min(texts)
 
-    refuse_stray_texts(summary, scale, locate)
-    classes, integers = fit_labels(summary.labels, "label", locate)
-    encoding = TableEncoding(fit_columns(summary, scale), "", None, classes, integers)
+    refuse_stray_texts(summary, rules, locate)
+    rules.spelling.one_name(summary.labels, "the label column of the sites")
+    classes, integers = fit_labels(summary.labels, _rows(tables), "label", rules, locate)
+    encoding = TableEncoding(fit_columns(summary, rules), "", None, classes, integers, rules.spelling)
     return DataSchema((encoding.width,), "float32", classes, Normalization(), encoding)
+
+
+def _rows(tables: Sequence[TableSummary]) -> int:
+    """The training rows of all sites; 0: not all tell them."""
+    sizes = [table.rows for table in tables]
+    return 0 if UNKNOWN in sizes else sum(sizes)
 
 
 def notes_about_tables(schema: DataSchema, summaries: Sequence[SiteSummary]) -> tuple[str, ...]:

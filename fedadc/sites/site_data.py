@@ -8,7 +8,7 @@ simulation with everybody's rows would give to its client.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,18 +17,29 @@ import torch
 from torch import Tensor
 
 from fedadc.config.settings import Config
+from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
+from fedadc.data.encoding import TableRules
 from fedadc.data.loaders.arrays import Pair, checked_inputs, checked_labels, default_normalization
-from fedadc.data.loaders.csv import Table, read_table
+from fedadc.data.loaders.csv import read_table
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
+from fedadc.data.loaders.table import Table, own_scales
 from fedadc.data.schema import DataSchema
+from fedadc.data.spelling import likeness, spelled
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
 from fedadc.errors import DataError, FedadcError, one_line, require
 from fedadc.sites.node import file_of
 from fedadc.sites.schema import ArraySummary, SiteSummary
 
 SPLITS = ("train", "validation", "test")
+
+
+def rules_of(config: Config) -> TableRules:
+    """What a config says about tables."""
+    options = config.data.options
+    names = ("scale", "categories", "missing", "merge_names")
+    return TableRules.of(**{name: options[name] for name in names if name in options})
 
 
 class SiteData(ABC):
@@ -55,20 +66,18 @@ class TableData(SiteData):
     def read(path: Path, name: str, config: Config, held_out: HeldOut) -> TableData:
         options = config.data.options
         require("label" in options, "data.label is missing: the config must name the label column of the tables.")
-        table = read_table(path, options["label"], None, options.get("drop"), options.get("scale"))
-        column: str | None = options.get("client")
-        if column is not None and column in table.values:
-            others = sorted({value.strip() for value in table.values[column]} - {name})
+        client: str | None = options.get("client")
+        table = read_table(path, options["label"], client, options.get("drop") or (), rules_of(config), False)
+        if table.clients is not None:
+            same: Callable[[str], str] = likeness if table.rules.spelling.merge_names else str
+            others = [word for word in table.clients.words if same(word) != same(spelled(name))]
             require(
                 not others,
-                f"{path}: column {column} has rows of {', '.join(others)[:60]}, but this site is {name}.",
+                f"{path}: column {client} has rows of {', '.join(others)[:60]}, but this site is {name}.",
                 DataError,
             )
-            used = tuple(used for used in table.used if used != column)
-            require(bool(used), f"{path} has no feature column left besides the label, client and dropped columns.")
-            table = replace(table, used=used)
-        owned = {**table.values, "": [name] * len(table.labels)}  # no column of a file has an empty name and this use
-        table = replace(table, values=owned, client="")
+        own = Fields.of_texts(np.zeros(len(table.labels), np.int32), (name,))
+        table = replace(table, columns={**table.columns, "": own}, client="")  # no other column has this name
         return TableData(name, table, table.split(held_out))
 
     def summary(self, as_text: Collection[str] = ()) -> SiteSummary:
@@ -78,7 +87,12 @@ class TableData(SiteData):
     def samples(self, schema: DataSchema) -> dict[str, Samples]:
         require(schema.encoding is not None, f"site {self.name} has a table, but the federation has arrays.", DataError)
         assert schema.encoding is not None
-        everything = self.table.samples(schema.encoding)
+        encoding = schema.encoding
+        if any(column.by_client for column in encoding.columns):
+            texts = [column.name for column in encoding.columns if column.categories is not None]
+            (own,) = self.table.summaries(self.rows.train, texts, sums=True)
+            encoding = replace(encoding, scales={self.name: own_scales(own, encoding)})
+        everything = self.table.samples(encoding)
         found = {split: everything.take(getattr(self.rows, split)) for split in SPLITS}
         return {split: samples for split, samples in found.items() if len(samples)}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedadc.data.encoding import MISSING_CATEGORY, Column
 from fedadc.data.schema import DataSchema
-from fedadc.data.summaries import MISSING
+from fedadc.errors import require
 from fedadc.models import MODELS
 from fedadc.trained.load import LoadedRun
 
@@ -46,8 +46,13 @@ def _outputs(schema: DataSchema) -> dict[str, Any]:
 def _features(schema: DataSchema) -> dict[str, Any]:
     if schema.encoding is None:
         return {}
+    require(
+        not any(column.by_client for column in schema.encoding.columns),
+        "the run's numbers are scaled by every client's own constants (data.scale: per-client), which a model file "
+        "does not have; use fedadc predict, or train with data.scale: standard.",
+    )
     features = [feature for column in schema.encoding.columns for feature in features_of_column(column)]
-    return {"missing": sorted(MISSING), "features": features}
+    return {"missing": schema.encoding.spelling.in_lower_case, "features": features}
 
 
 def features_of_column(column: Column) -> list[dict[str, Any]]:

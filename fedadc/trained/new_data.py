@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Samples
 from fedadc.data.encoding import MISSING_CATEGORY, TableEncoding
 from fedadc.data.loaders.arrays import inputs_like
-from fedadc.data.loaders.csv import read_columns
 from fedadc.data.loaders.images import read_unlabeled_images
 from fedadc.data.loaders.npz import read_npz
-from fedadc.data.loaders.rows import features_of, texts_of
+from fedadc.data.loaders.rows import columns_of, encoded
 from fedadc.data.schema import DataSchema
-from fedadc.data.summaries import is_missing
 from fedadc.errors import DataError, require
 
 SHOWN_NAMES = 5  # columns or categories in a note
@@ -42,7 +41,7 @@ def read_new_data(data: Any, schema: DataSchema) -> NewData:
         return _read_path(Path(data), schema)
     if isinstance(data, Mapping) or hasattr(data, "columns"):
         require(schema.encoding is not None, _no_table(schema))
-        return _from_table("the table", texts_of(data), schema)
+        return _from_table("the table", data, schema)
     return NewData(inputs_like(schema.spec, data, "x"))
 
 
@@ -53,7 +52,7 @@ def _read_path(path: Path, schema: DataSchema) -> NewData:
     if path.suffix.lower() == ".npz":
         return _from_npz(path, schema)
     require(schema.encoding is not None, f"{path}: {_no_table(schema)}")
-    return _from_table(str(path), read_columns(path), schema)
+    return _from_table(str(path), path, schema)
 
 
 def _no_table(schema: DataSchema) -> str:
@@ -62,29 +61,29 @@ def _no_table(schema: DataSchema) -> str:
     return f"the model was trained on arrays, not on a table; give an array [n, *{shape}], an .npz file with x{images}."
 
 
-def _from_table(where: str, columns: Mapping[str, Sequence[str]], schema: DataSchema) -> NewData:
+def _from_table(where: str, rows: Any, schema: DataSchema) -> NewData:
     encoding = schema.encoding
     assert encoding is not None
-    x = features_of(columns, encoding, where)
-    notes = (*_ignored(where, columns, encoding), *_unknown(where, columns, encoding))
+    columns, others = columns_of(rows, encoding)
+    x = encoded(columns, encoding, where)
+    notes = (*_ignored(where, others), *_unknown(where, columns, encoding))
     return NewData(inputs_like(schema.spec, x, where), notes=notes)
 
 
-def _ignored(where: str, columns: Mapping[str, Sequence[str]], encoding: TableEncoding) -> list[str]:
-    used = {column.name for column in encoding.columns}
-    left = [name for name in columns if name not in used]
+def _ignored(where: str, left: Sequence[str]) -> list[str]:
     return [f"{where}: columns that the model does not use are ignored: {_shown(left)}"] if left else []
 
 
-def _unknown(where: str, columns: Mapping[str, Sequence[str]], encoding: TableEncoding) -> list[str]:
+def _unknown(where: str, columns: Mapping[str, Fields], encoding: TableEncoding) -> list[str]:
     """Notes on categories that did not occur in training, with the number of rows that have them."""
     notes = []
     for column in encoding.columns:
         if column.categories is None:
             continue
-        known = {*column.categories}
-        counts = Counter(MISSING_CATEGORY if is_missing(text) else text.strip() for text in columns[column.name])
-        unknown = sorted(name for name in counts if name not in known)
+        known, fields = {*column.categories}, columns[column.name].as_texts()
+        rows_of_word = np.bincount(fields.codes + 1, minlength=len(fields.words) + 1).tolist()  # the first: missing
+        counts = Counter(dict(zip((MISSING_CATEGORY, *fields.words), rows_of_word, strict=True)))
+        unknown = sorted(name for name, count in counts.items() if count and name not in known)
         if unknown:
             rows = sum(counts[name] for name in unknown)
             notes.append(

@@ -8,14 +8,16 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fedadc.data import Dataset, HeldOut
-from fedadc.data.encoding import TableEncoding
-from fedadc.data.loaders.csv import Table, csv_table, fit_encoding, read_table
+from fedadc.data.encoding import TableEncoding, TableRules
+from fedadc.data.loaders.csv import csv_table, read_table
+from fedadc.data.loaders.table import Table, fit_encoding, own_scales
 from fedadc.data.summaries import TableSummary, merge
 from fedadc.errors import FedadcError
 
@@ -66,26 +68,34 @@ def of_client(data: Dataset, client: str) -> dict[str, tuple[torch.Tensor, torch
 
 LABELS = {
     "texts": {"*": ["II", "I", "III"], "5": ["I", "IV"]},
-    "integers": {"*": ["1", "2", "10"], "north": ["+1", "01", "2"]},
-    "integers at one site": {"*": ["1", "2", "1b"], "north": ["1", "01", "+1", "2"]},
+    "integers": {"*": ["1", "2", "10"], "north": ["+1", "1.0", "2"]},
+    "integers at one site": {"*": ["1", "2", "1b"], "north": ["1", "1.", "+1", "2"]},
+    "spellings": {"*": ["a b", "C"], "north": ["AB", "c"], "5": ["ab", "01", "1"]},
 }
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-@pytest.mark.parametrize("seed", range(3))
-def test_sites_get_what_the_simulation_gives_them(tmp_path: Path, labels: dict[str, list[str]], seed: int) -> None:
-    rows = write_table(tmp_path / "all.csv", np.random.default_rng(seed), labels)
-    pooled = csv_table(tmp_path / "all.csv", "stage", "hospital", scale=SCALE, held_out=SHARES)
+@pytest.mark.parametrize("scale", [SCALE, "standard", "per-client", "none"], ids=str)
+def test_sites_get_what_the_simulation_gives_them(tmp_path: Path, labels: dict[str, list[str]], scale: Any) -> None:
+    rows = write_table(tmp_path / "all.csv", np.random.default_rng(len(str(scale))), labels)
+    merges = labels is LABELS["spellings"]
+    rules = TableRules.of(scale, merge_names=merges)
+    pooled = csv_table(tmp_path / "all.csv", "stage", "hospital", scale=scale, held_out=SHARES, merge_names=merges)
     tables = {}
     for name in sorted(HOSPITALS):
         _write(tmp_path / f"{name}.csv", [row for row in rows if row[1] == name])
-        tables[name] = read_table(tmp_path / f"{name}.csv", "stage", "hospital", None, SCALE)
+        tables[name] = read_table(tmp_path / f"{name}.csv", "stage", "hospital", (), rules)
     merged = merge([summarized(table) for table in tables.values()])
     assert merged.mixed == {"blood", "code"}  # "0" and "250" are categories there
     merged = merge([summarized(table, merged.mixed) for table in tables.values()])
     for name, table in tables.items():
-        encoding = fit_encoding(merged, table, SCALE)
-        assert encoding == pooled.encoding and encoding.classes == pooled.classes
+        encoding = fit_encoding(merged, table)
+        if scale == "per-client":
+            (own,) = table.summaries(table.split(SHARES).train, merged.mixed, sums=True)
+            encoding = replace(encoding, scales={name: own_scales(own, encoding)})
+            assert pooled.encoding is not None and encoding.scales[name] == pooled.encoding.scales[name]
+            assert replace(encoding, scales=pooled.encoding.scales) == pooled.encoding
+        assert (encoding == pooled.encoding or scale == "per-client") and encoding.classes == pooled.classes
         alone, simulated = encoded(table, encoding), of_client(pooled, name)
         for part in ("train", "validation", "test"):
             for mine, theirs in zip(alone[part], simulated[part], strict=True):
@@ -94,20 +104,21 @@ def test_sites_get_what_the_simulation_gives_them(tmp_path: Path, labels: dict[s
     assert len(rows) - held == len(pooled.train) == merged.rows and held > 80
 
 
-def test_the_columns_come_from_training_rows_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", ["standard", "none"])
+def test_the_columns_come_from_training_rows_alone(scale: str, tmp_path: Path) -> None:
     """Whatever stands in held-out rows (their labels apart), the training samples and the columns stay the same."""
     rows = write_table(tmp_path / "a.csv", np.random.default_rng(0), LABELS["texts"])
-    before = csv_table(tmp_path / "a.csv", "stage", "hospital", held_out=SHARES)
-    split = read_table(tmp_path / "a.csv", "stage", "hospital", None, None).split(SHARES)
+    before = csv_table(tmp_path / "a.csv", "stage", "hospital", scale=scale, held_out=SHARES)
+    split = read_table(tmp_path / "a.csv", "stage", "hospital", (), TableRules()).split(SHARES)
     for row in [*split.test, *split.validation]:
         rows[row] = ["", rows[row][1], "new", "another", "?!", rows[row][5]]
     rows[split.test[0]][0] = "1e9"
     _write(tmp_path / "b.csv", rows)
-    after = csv_table(tmp_path / "b.csv", "stage", "hospital", held_out=SHARES)
+    after = csv_table(tmp_path / "b.csv", "stage", "hospital", scale=scale, held_out=SHARES)
     assert after.encoding == before.encoding and after.notes == before.notes
     assert torch.equal(after.train.x, before.train.x) and torch.equal(after.train.y, before.train.y)
     width = after.encoding.columns[0].width  # type: ignore[union-attr]
-    assert width == 2 and after.test is not None and after.test.x[0, 0] == 1e9
+    assert width == 2 and after.test is not None and after.test.x[0, 0] > (9.9e8 if scale == "none" else 1e7)
     assert (after.test.x[:, width:] == 0).all()  # categories that do not occur in training
 
 
@@ -129,7 +140,9 @@ def test_without_a_client_column_too(tmp_path: Path) -> None:
 def test_another_hospital_changes_nothing_about_the_rows_of_the_others(tmp_path: Path) -> None:
     rows = write_table(tmp_path / "five.csv", np.random.default_rng(4), LABELS["texts"])
     _write(tmp_path / "four.csv", [row for row in rows if row[1] != "south"])
-    five, four = (csv_table(tmp_path / f, "stage", "hospital", held_out=SHARES) for f in ("five.csv", "four.csv"))
+    five, four = (
+        csv_table(tmp_path / f, "stage", "hospital", scale="none", held_out=SHARES) for f in ("five.csv", "four.csv")
+    )
     ages = [{part: x[:, 0].tolist() for part, (x, _) in of_client(data, "east").items()} for data in (five, four)]
     assert ages[0] == ages[1]
 
@@ -144,11 +157,11 @@ def test_test_and_validation_rows_of_a_file_do_not_enter_the_encoding(tmp_path: 
 
 
 def test_a_site_tells_of_a_mistake_in_another_one(tmp_path: Path) -> None:
-    for name, label in (("north", "1"), ("south", "nan")):
+    for name, label in (("north", "sick"), ("south", "Sick")):
         _write(tmp_path / f"{name}.csv", [["1", name, "A", "E1", "no", label], ["2", name, "B", "E1", "no", "2"]])
-    tables = [read_table(tmp_path / f"{name}.csv", "stage", "hospital", None, None) for name in ("north", "south")]
+    tables = [
+        read_table(tmp_path / f"{name}.csv", "stage", "hospital", (), TableRules()) for name in ("north", "south")
+    ]
     merged = merge([summarized(table) for table in tables])
-    with pytest.raises(FedadcError, match=r"^a row of another client: the label is missing \(its value is 'nan'\)"):
-        fit_encoding(merged, tables[0], {})
-    with pytest.raises(FedadcError, match=r"south\.csv, row 2: the label is missing"):
-        fit_encoding(merged, tables[1], {})
+    with pytest.raises(FedadcError, match=r"column stage has 'Sick' and 'sick', which differ only in case, blanks or"):
+        fit_encoding(merged, tables[0])

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedadc.data.summaries import ColumnSummary, Fields, TableSummary, is_missing, merge, number, summaries
+from fedadc.data.columns import Fields
+from fedadc.data.spelling import DEFAULT_SPELLING, number, number_name
+from fedadc.data.summaries import ColumnSummary, TableSummary, merge, summaries
 from fedadc.errors import FedadcError
 
 WORDS = st.sampled_from(["", "NaN", "-nan", "inf", "1e31", "1", " 1 ", "-2.5", "1_0", "٣", "x", " x", "y z", "1e-300"])
@@ -19,9 +21,10 @@ ROWS = st.lists(st.tuples(WORDS, WORDS, st.integers(0, 3)), min_size=1, max_size
 
 def by_definition(texts: list[str], as_text: bool) -> ColumnSummary:
     """A summary, one field after the other."""
-    present = [text.strip() for text in texts if not is_missing(text)]
-    numbers = [] if as_text else [float(t) for t in present if not np.isnan(number(t))]
-    words = [t for t in present if as_text or np.isnan(number(t))]
+    present = [text.strip() for text in texts if not DEFAULT_SPELLING.is_missing(text)]
+    numbers = [float(t) for t in present if not np.isnan(number(t))]
+    words = [t for t in present if np.isnan(number(t))]
+    numbers, words = ([], words + [number_name(n) for n in numbers]) if as_text else (numbers, words)
     low, high = (min(numbers), max(numbers)) if numbers else (None, None)
     return ColumnSummary(len(numbers), len(words), len(texts) - len(present), tuple(sorted(set(words))), low, high)
 
@@ -30,27 +33,30 @@ def by_definition(texts: list[str], as_text: bool) -> ColumnSummary:
 @given(ROWS, st.booleans())
 def test_a_summary_is_what_it_says_and_merging_is_pooling(rows: list[tuple[str, str, int]], as_text: bool) -> None:
     first, second, owner = (list(column) for column in zip(*rows, strict=True))
-    fields = {"a": Fields.read(first), "b": Fields.read(second)}
+    fields, labels = (
+        {"a": Fields.read(first), "b": Fields.read(second)},
+        Fields.read([f"l{t}" for t in first], names=True),
+    )
     clients = [np.flatnonzero(np.array(owner) == k) for k in sorted(set(owner))]
-    found = summaries(fields, first, clients, as_text={"b"} if as_text else ())
+    found = summaries(fields, labels, clients, as_text={"b"} if as_text else ())
     for summary, own in zip(found, clients, strict=True):
         assert summary.columns["a"] == by_definition([first[i] for i in own], as_text=False)
         assert summary.columns["b"] == by_definition([second[i] for i in own], as_text)
-        assert summary.labels == tuple(sorted({first[i] for i in own})) and summary.rows == len(own)
-    (pooled,) = summaries(fields, first, [np.arange(len(rows))], as_text={"b"} if as_text else ())
+        assert summary.labels == tuple(sorted({f"l{first[i]}".strip() for i in own})) and summary.rows == len(own)
+    (pooled,) = summaries(fields, labels, [np.arange(len(rows))], as_text={"b"} if as_text else ())
     assert merge(found) == pooled == merge(found[::-1])
 
 
 def test_numbers_are_read_as_float64_and_words_are_not_numbers() -> None:
     fields = Fields.read(["0.1", "1_0", "-nan", "inf", "1e31", "none", " 7 "])
-    assert fields.numbers.tolist()[:2] == [0.1, 10.0] and fields.numbers[6] == 7
-    assert np.isnan(fields.numbers[2:6]).all()
+    assert fields.numbers[0] == 0.1 and fields.numbers[6] == 7
+    assert np.isnan(fields.numbers[1:6]).all() and fields.words == ("1_0", "-nan", "inf", "1e31")
     assert fields.missing.tolist() == [False] * 5 + [True, False]
 
 
 def test_a_summary_survives_a_message() -> None:
     fields = {"a": Fields.read(["0.1", "", "x"]), "b": Fields.read(["", "", ""])}
-    (summary,) = summaries(fields, ["1", "2", "1"], [np.arange(3)])
+    (summary,) = summaries(fields, Fields.read(["1", "2", "1"], names=True), [np.arange(3)])
     sent = json.loads(json.dumps(asdict(summary), allow_nan=False))
     columns = {name: ColumnSummary(**{**c, "words": tuple(c["words"])}) for name, c in sent["columns"].items()}
     assert TableSummary(sent["rows"], columns, tuple(sent["labels"])) == summary
@@ -67,5 +73,5 @@ def test_many_clients_take_seconds() -> None:
     """A loop over clients and fields would take minutes."""
     fields = {str(k): Fields.read(["1", "x", "", "2.5"] * 20_000) for k in range(3)}
     clients = np.split(np.arange(80_000), np.arange(2, 80_000, 2))
-    merged = merge(summaries(fields, ["l"] * 80_000, clients))
+    merged = merge(summaries(fields, Fields.read(["l"] * 80_000, names=True), clients))
     assert merged.columns["0"] == ColumnSummary(40_000, 20_000, 20_000, ("x",), 1.0, 2.5)

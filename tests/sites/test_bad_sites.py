@@ -95,7 +95,7 @@ def test_more_sites_than_wanted(site_arrays: Path) -> None:
         ({"client": "bern", "data_path": "x"}, "--node-config: setting 'data_path'"),
         (
             {"client": "bern", "data-path": "/", "allow": "rows"},
-            "allow must have samples, loss, evaluation, categories, ranges, label-counts, many-categories or nothing",
+            "allow must have samples, loss, evaluation, categories, ranges, sums, label-counts, many-categories or no",
         ),
         ({"client": "bern", "data-path": "/", "keep": -1}, "keep must be between 0 and"),
     ],
@@ -123,11 +123,11 @@ def test_a_site_whose_state_is_lost_says_so(site_arrays: Path) -> None:
 
 @pytest.mark.parametrize(
     ("allow", "drop", "told"), [("nothing", [], False), ("categories", [], True), ("", ["sex"], True)]
-)
+)  # fmt: skip
 def test_a_site_tells_its_categories_only_if_it_may(allow: str, drop: list[str], told: bool, tmp_path: Path) -> None:
     (tmp_path / "bern.csv").write_text("age,sex,outcome\n" + "40,f,ill\n50,m,healthy\n" * 4)
     given = {"client": "bern", "data-path": str(tmp_path / "bern.csv"), "allow": allow, "folder": str(tmp_path)}
-    data = {"name": "csv", "path": "bern.csv", "label": "outcome", "drop": drop}
+    data = {"name": "csv", "path": "bern.csv", "label": "outcome", "drop": drop, "scale": "none"}
     site = Site(NodeSettings.of(given, {}), config_of(tmp_path, data=data))
     answer = reply(site, "describe", Packet({"holds_out": True, "as_text": "[]"}))
     assert answer.facts.get("problem") == (
@@ -135,6 +135,22 @@ def test_a_site_tells_its_categories_only_if_it_may(allow: str, drop: list[str],
         "columns out, or the site can allow it."
     )  # fmt: skip
     assert (b'"sex"' in answer.body) == (told and not drop) and b"50.0" not in answer.body
+
+
+@pytest.mark.parametrize(("scale", "asked"), [("standard", True), ("per-client", False), ({"age": [40, 12]}, False)])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_sums_are_told_only_for_standard_scaling_and_if_the_site_allows(
+    scale: Any, asked: bool, allowed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "bern.csv").write_text("age,outcome\n" + "40,ill\n50,healthy\n" * 4)
+    allow = "samples categories" + (" sums" if allowed else "")
+    given = {"client": "bern", "data-path": str(tmp_path / "bern.csv"), "allow": allow, "folder": str(tmp_path)}
+    data = {"name": "csv", "path": "bern.csv", "label": "outcome", "scale": scale}
+    site = Site(NodeSettings.of(given, {}), config_of(tmp_path, data=data))
+    answer = reply(site, "describe", Packet({"holds_out": False, "as_text": "[]"}))
+    refused = asked and not allowed
+    assert ("does not tell the sums of age, which scale: standard needs" in str(answer.facts.get("problem"))) == refused
+    assert refused or (b'"sums":[8,360.0,200.0]' in answer.body) == asked
 
 
 def tables(folder: Path, **further: str) -> list[Site]:

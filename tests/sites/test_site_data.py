@@ -12,6 +12,7 @@ import torch
 
 from fedadc.config.build import load_data
 from fedadc.data.dataset import Dataset
+from fedadc.data.encoding import TableRules
 from fedadc.data.schema import DataSchema
 from fedadc.errors import FedadcError
 from fedadc.fields.plain import from_json, to_json
@@ -33,7 +34,7 @@ def hospital_rows(seed: int = 0) -> list[dict[str, str]]:
                     "sex": str(rng.choice(["f", "m", ""])),
                     "ward": str(rng.integers(1, 4)) if hospital == "bern" else str(rng.choice(["a", "b", "c"])),
                     "hospital": hospital,
-                    "outcome": str(rng.choice(["1", "0", "01"] if hospital == "9" else ["2", "0"])),
+                    "outcome": str(rng.choice(["1", "0", "1.0"] if hospital == "9" else ["2", "0"])),
                 }
             )
     order = np.random.default_rng(1).permutation(len(rows))
@@ -52,12 +53,12 @@ def config_of(data: dict[str, Any]) -> Any:
     return load_config({"rounds": 1, "seed": 3, "data": data, "model": {"name": "mlp"}})
 
 
-def agreed(sites: list[SiteData], scale: dict[str, list[float]] | None = None) -> DataSchema:
+def agreed(sites: list[SiteData], scale: Any = None) -> DataSchema:
     """As the server does it, over text."""
     sent = [from_json(SiteSummary, to_json(site.summary()), "site") for site in sites]
     if mixed := mixed_columns(sent):
         sent = [from_json(SiteSummary, to_json(site.summary(mixed)), "site") for site in sites]
-    return from_json(DataSchema, to_json(merged_schema(sent, scale or {})), "server")
+    return from_json(DataSchema, to_json(merged_schema(sent, TableRules.of(scale))), "server")
 
 
 def same_as_simulation(sites: dict[str, SiteData], data: Dataset, schema: DataSchema) -> None:
@@ -71,8 +72,9 @@ def same_as_simulation(sites: dict[str, SiteData], data: Dataset, schema: DataSc
 
 
 @pytest.mark.parametrize("keeps_column", [False, True])
-def test_tables(keeps_column: bool, tmp_path: Path) -> None:
-    rows, scale = hospital_rows(), {"age": [50.0, 20.0]}
+@pytest.mark.parametrize("scale", [{"age": [50.0, 20.0]}, "standard", "per-client", None], ids=str)
+def test_tables(keeps_column: bool, scale: Any, tmp_path: Path) -> None:
+    rows = hospital_rows()
     write_csv(tmp_path / "all.csv", rows)
     node = {"name": "csv", "path": str(tmp_path / "all.csv"), "label": "outcome", "client": "hospital", "scale": scale}
     config = config_of({**node, "validation": 0.2})

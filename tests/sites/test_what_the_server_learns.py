@@ -176,7 +176,7 @@ def test_a_table_without_numbers_of_samples(samples: bool, tmp_path: Path) -> No
     (tmp_path / "bern.csv").write_text("age,sex,outcome\n" + "40,f,ill\n,m,healthy\n" * 9)
     allow = "categories" + " samples" * samples
     given = {"client": "bern", "data-path": str(tmp_path / "bern.csv"), "allow": allow, "folder": str(tmp_path)}
-    data = {"name": "csv", "path": "bern.csv", "label": "outcome"}
+    data = {"name": "csv", "path": "bern.csv", "label": "outcome", "scale": "none"}
     site = Site(NodeSettings.of(given, {}), config_of(tmp_path, data=data))
     found = json.loads(site.describe(Packet({"holds_out": True, "as_text": "[]"})).body)
     numbers = [found["rows"], found["table"]["rows"]]

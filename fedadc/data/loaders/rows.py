@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedadc.data.columns import Fields, GrowingColumn
 from fedadc.data.encoding import TableEncoding
-from fedadc.data.loaders.csv import read_columns
-from fedadc.data.summaries import Fields
+from fedadc.data.loaders.csv import read_encoded
+from fedadc.data.spelling import Spelling
 from fedadc.errors import DataError, require
 
 
-def features_of(rows: Path | Any, encoding: TableEncoding, where: str = "") -> Tensor:
-    """The features of rows, encoded as those of training; further columns of the table are left out.
+def features_of(rows: Path | Any, encoding: TableEncoding) -> Tensor:
+    """The features of rows, encoded as those of training; further columns of the table are left out."""
+    columns, _ = columns_of(rows, encoding)
+    return encoded(columns, encoding, str(rows) if isinstance(rows, Path) else "the table")
 
-    `where` names the table in messages.
-    """
-    where = where or (str(rows) if isinstance(rows, Path) else "the table")
-    columns = read_columns(rows) if isinstance(rows, Path) else texts_of(rows)
+
+def columns_of(rows: Path | Any, encoding: TableEncoding) -> tuple[dict[str, Fields], list[str]]:
+    """The columns of rows that an encoding has, and the names of the others."""
+    if isinstance(rows, Path):
+        return read_encoded(rows, encoding, label=False)
+    columns = fields_of(rows, encoding.spelling, () if encoding.client is None else (encoding.client,))
+    used = encoding.inputs
+    return {n: c for n, c in columns.items() if n in used}, [n for n in columns if n not in used]
+
+
+def encoded(columns: Mapping[str, Fields], encoding: TableEncoding, where: str) -> Tensor:
+    """The features of the rows with these columns; rows are counted as in a file with a header."""
     missing = [column.name for column in encoding.columns if column.name not in columns]
     require(not missing, f"{where} lacks the column {', '.join(missing)[:200]}.", DataError)
-    fields = {column.name: Fields.read(columns[column.name]) for column in encoding.columns}
-    return torch.from_numpy(encoding.features(fields, where))
+    clients = None if encoding.client is None else columns.get(encoding.client)
+    return torch.from_numpy(encoding.features(columns.__getitem__, where, clients=clients))
 
 
-def texts_of(table: Any) -> Mapping[str, Sequence[str]]:
-    """The columns of a DataFrame, or of a mapping from names to values, as they would be written to a CSV file."""
-    names = [*table] if isinstance(table, Mapping) or hasattr(table, "columns") else []
-    require(bool(names), f"rows must be a path, a DataFrame or columns by name, not {type(table).__name__}.")
-    columns = {str(name): [_text(value) for value in table[name]] for name in names}
+def fields_of(table: Any, spelling: Spelling, names: Collection[str] = ()) -> dict[str, Fields]:
+    """The columns of a DataFrame, or of a mapping from names to values, as if they were read from a CSV file.
+
+    `names`: columns of names, such as clients.
+    """
+    header = [*table] if isinstance(table, Mapping) or hasattr(table, "columns") else []
+    require(bool(header), f"rows must be a path, a DataFrame or columns by name, not {type(table).__name__}.")
+    twice = len({str(name) for name in header}) < len(header)
+    require(not twice, "two columns of the table have the same name.", DataError)
+    columns = {str(name): _fields(table[name], spelling, str(name) in names) for name in header}
     lengths = {len(values) for values in columns.values()}
-    require(len(columns) == len(names), "two columns have the same name.", DataError)
     require(len(lengths) == 1 and lengths != {0}, "all columns need as many values, and at least one.", DataError)
     return columns
 
 
+def _fields(values: Any, spelling: Spelling, names: bool) -> Fields:
+    """A column. Arrays of numbers are taken as they are, everything else as the texts that a CSV file would have."""
+    array = np.asarray(values)
+    if not names and array.ndim == 1 and array.dtype.kind in "iuf":
+        column = GrowingColumn(spelling, names=False)
+        column.reserve(len(array))
+        if column.add_numbers(array.astype(np.float64), 0):
+            return column.fields(len(array))
+    return Fields.read([_text(value) for value in values], spelling, names)
+
+
 def _text(value: Any) -> str:
-    return "" if value is None or value != value else str(value)
+    return "" if value is None or value is not value or value != value else str(value)

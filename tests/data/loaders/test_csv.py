@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedadc.config.build import load_data
+from fedadc.config.build import load_data, prepare
 from fedadc.data import HeldOut, from_csv
 from fedadc.data.loaders.csv import csv_table
 from fedadc.data.loaders.samples import read_samples
@@ -27,7 +26,7 @@ def write(path: Path, *rows: str, encoding: str = "utf-8") -> Path:
 
 
 def features(path: Path, **options: Any) -> list[list[float]]:
-    return csv_table(path, "label", **options).train.x.tolist()
+    return csv_table(path, "label", **{"scale": "none", **options}).train.x.tolist()
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def csv(tmp_path: Path) -> Path:
 
 def test_numbers_are_not_changed_without_scale(csv: Path) -> None:
     write(csv, "a,label,b", "1,0,-2.5", " 3e-1 ,1,4")
-    data = csv_table(csv, "label")
+    data = csv_table(csv, "label", scale="none")
     assert data.name == "my.csv" and data.input_shape == (2,) and data.owners is None and data.test is None
     np.testing.assert_allclose(data.train.x.numpy(), [[1, -2.5], [0.3, 4]], rtol=1e-7)
     assert data.normalization.scale == 1 and not data.normalization.mean
@@ -101,7 +100,7 @@ def test_test_labels_are_mapped_by_name_even_where_they_look_like_numbers(csv: P
 
 def test_the_client_column_is_the_federation_and_no_feature(csv: Path) -> None:
     write(csv, "who,a,label", " ann ,1,0", "bob,2,1", "ann,3,1")
-    data = csv_table(csv, "label", client="who")
+    data = csv_table(csv, "label", client="who", scale="none")
     assert data.owners.tolist() == ["ann", "bob", "ann"]
     assert data.train.x.tolist() == [[1], [2], [3]]
 
@@ -118,7 +117,9 @@ def test_dropped_columns_are_no_features(csv: Path) -> None:
         (["-1", " 1", "1"], ("-1", "1"), [0, 1, 1]),
         ([" yes", "no", "yes "], ("no", "yes"), [1, 0, 1]),
         (["1", "two", "1"], ("1", "two"), [0, 1, 0]),
-        (["1.0", "2.0", "1.0"], ("1.0", "2.0"), [0, 1, 0]),
+        (["1.0", "2.", "+1"], ("1", "2"), [0, 1, 0]),  # a number has one spelling
+        (["007", "2E3", "007"], ("007", "2E3"), [0, 1, 0]),  # leading zeros and exponents may be names
+        (["-0", "0.0", "0.50", "0.5x"], ("0", "0.5", "0.5x"), [0, 0, 1, 2]),
         (["+5", "3\x1d", "5"], ("3", "5"), [1, 0, 1]),  # white space to `strip`, but not to `int`
         (["+-5", "3", "3"], ("+-5", "3"), [0, 1, 1]),  # signs and digits, but no number
         (["9" * 30, "3", "3"], ("3", "9" * 30), [1, 0, 0]),  # beyond 64 bits
@@ -150,7 +151,7 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         ),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0, 0]}}, ["scale.a must", "spread above 0"]),
         (["a,label", "1,0", "2,1"], {"scale": {"a": [0]}}, ["scale.a must", "[center, spread]"]),
-        (["a,label", "1,0", "1e30,1"], {"scale": {"a": [0, 1e-20]}}, ["row 3, column a: '1e30' is too large when"]),
+        (["a,label", "1,0", "1e30,1"], {"scale": {"a": [0, 1e-20]}}, ["row 3, column a: '1e+30' is too large when"]),
         (["a,label", "1,0", "2,"], {}, ["row 3", "label is missing"]),
         (["who,label", "1,0", "2,1"], {"client": "who"}, ["no feature column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
@@ -178,7 +179,7 @@ def test_other_files_are_refused(csv: Path, tmp_path: Path) -> None:
 def test_byte_order_mark_line_ends_and_quotes(csv: Path, encoding: str, end: str) -> None:
     text = end.join(["größe,text,label", '1,"a, b",0', "", '2,"say ""hi""",1', ""])
     csv.write_bytes(text.encode(encoding))
-    data = csv_table(csv, "label")
+    data = csv_table(csv, "label", scale="none")
     assert data.train.x.tolist() == [[1, 1, 0], [2, 0, 1]]
     assert data.notes[0].startswith("größe: number")
 
@@ -214,13 +215,26 @@ def test_a_row_depends_on_no_other_row(tmp_path_factory: pytest.TempPathFactory,
     assert np.array_equal(*found)
 
 
-@pytest.mark.parametrize("word", ["nan", "NA", "?", "None"])
-def test_a_missing_label_among_numbers_is_no_class(word: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", "a,label", "1,0", f"2,{word}", "3,1")
-    with pytest.raises(FedadcError, match=rf"row 3: the label is missing .its value is '{re.escape(word)}'"):
-        csv_table(path, "label")
-    named = write(tmp_path / "n.csv", "a,label", "1,yes", f"2,{word}", "3,no")  # among words it may be one
-    assert set(csv_table(named, "label").classes) == {"yes", "no", word}
+@pytest.mark.parametrize("word", ["nan", "NA", "?", "None", " n/a ", "<NA>"])
+@pytest.mark.parametrize("column", ["label", "who"])
+@pytest.mark.parametrize("others", ["01", "yn"])
+def test_a_missing_label_or_client_is_refused(word: str, column: str, others: str, tmp_path: Path) -> None:
+    rows = [[others[0], "p"], [others[1], "q"], [others[0], "p"]]
+    rows[1][column == "who"] = word
+    path = write(tmp_path / "t.csv", "a,label,who", *(f"{i},{label},{who}" for i, (label, who) in enumerate(rows)))
+    what = "client" if column == "who" else "label"
+    with pytest.raises(FedadcError, match=rf"t\.csv, row 3, column {column}: the {what} is missing; complete"):
+        csv_table(path, "label", "who")
+
+
+def test_the_spellings_of_missing_values_can_be_set(tmp_path: Path) -> None:
+    """They hold for features, labels and clients, and numbers may be among them; an empty field is always missing."""
+    path = write(tmp_path / "t.csv", "a,b,label,who", "1,red,none,NA", "-9,?,no,p", "-9.0,-9,none,p", ",red,no,p")
+    data = csv_table(path, "label", "who", scale="none", missing=[-9])
+    assert data.classes == ("no", "none") and data.owners.tolist() == ["NA", "p", "p", "p"]
+    assert data.train.x.tolist() == [[1, 0, 0, 1, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 1], [0, 1, 0, 1, 0]]
+    with pytest.raises(FedadcError, match=r"row 3, column who: the client is missing"):
+        csv_table(path, "label", "who", missing=["p"])
 
 
 def test_a_client_column_in_the_test_table_gives_the_test_owners(tmp_path: Path) -> None:
@@ -283,7 +297,15 @@ def test_from_csv_takes_a_test_file_or_a_share(table: Path) -> None:
         ({"test": "absent.csv"}, r"there is no file absent\.csv"),
         ({"validation": 1e-9}, r"^validation: a share of 1e-09 of 32 samples is empty"),
         ({"drop": "who"}, r"^drop must be a list of columns, not 'who'"),
-        ({"scale": [1, 2]}, r"^scale must map columns to \(center, spread\), not \[1, 2\]"),
+        (
+            {"scale": [1, 2]},
+            r"^scale must be standard, per-client, none or map columns to .center, spread., not \[1, 2\]",
+        ),
+        ({"scale": "minmax"}, r"^scale must be standard, per-client, none or map columns .* not 'minmax'"),
+        ({"scale": "per-client"}, r"^scale: per-client needs data that names its clients: set client"),
+        ({"categories": "a"}, r"^categories must be a list, not 'a'"),
+        ({"categories": ["b"]}, r"column 'b' is unknown"),
+        ({"missing": "NA"}, r"^missing must be a list, not 'NA'"),
         ({"scale": {"a": 3}}, r"^scale\.a must be \[center, spread\] with a spread above 0, not 3"),
         ({"scale": {"a": (0, float("nan"))}}, r"^scale\.a must be \[center, spread\]"),
         ({"path": 3}, r"^path must be a path, not 3"),
@@ -299,3 +321,26 @@ def test_from_csv_may_keep_all_rows(tmp_path: Path) -> None:
     assert from_csv(tmp_path / "t.csv", "y", test=0).test is None
     assert len(from_csv(tmp_path / "t.csv", "y", test=0).train) == 10
     assert len(from_csv(tmp_path / "t.csv", "y").train) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"clients": 10},
+            r"clients is 10, but the data names 2 clients; remove clients, or set a",
+        ),
+        (
+            {"partition": "iid", "clients": 2},
+            r"data\.client says that column who names the clients, but",
+        ),
+        ({"partition": {"name": "dirichlet", "alpha": 0.5}}, r"or replace data\.client by data\.drop: \[who\]"),
+    ],
+)
+def test_data_that_names_its_clients_is_not_dealt_anew(table: Path, change: dict[str, Any], words: str) -> None:
+    node = {"name": "csv", "path": str(table), "label": "label", "client": "who", "missing": ["p?"]}
+    tree = {"rounds": 1, "model": "logistic", "data": node}
+    assert len(prepare(load_config(tree)).federation.client_names) == 2
+    assert len(prepare(load_config({**tree, "data": {**node, "partition": "pooled"}})).federation.client_names) == 1
+    with pytest.raises(FedadcError, match=words):
+        prepare(load_config({**tree, "data": {**node, **change}}))
