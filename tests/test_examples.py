@@ -38,3 +38,10 @@ def test_predict() -> None:
     assert first.startswith("healthy ") and second.startswith("ill ")
     assert "pain has categories that training did not have, in 1 of 3 rows: unbearable (1)" in note
     assert exported == "exported: model.safetensors, model.pt2, model.json, README.md"
+
+
+def test_batch_norm() -> None:
+    program = [sys.executable, str(EXAMPLES / "batch_norm.py")]
+    lines = subprocess.run(program, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
+    fedbn, fedavg = (float(line.rpartition(" ")[2]) for line in lines)
+    assert fedbn > fedavg + 0.1 > 0.4
