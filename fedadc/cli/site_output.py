@@ -84,7 +84,7 @@ def show_examination(found: Examination) -> None:
         say(note)
     if found.healthy:
         ready = "1 site is ready" if len(found.sites) == 1 else f"{len(found.sites)} sites are ready"
-        say(f"{ready}; {len(found.classes)} classes: {', '.join(found.classes)[:200]}")
+        say(f"{ready}; {len(found.classes)} classes: {', '.join(found.classes)[:200]}" if found.classes else ready)
 
 
 def _examined(site: SiteReport) -> list[str]:

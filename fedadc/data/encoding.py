@@ -5,7 +5,8 @@
 - A missing number becomes the center, and an extra indicator column is set to 1 if training has missing numbers.
 - A text column becomes one column per category. A missing text is a category of its own. A category that does not
   occur in training is all zeros. Columns of numbers that are listed as categories are treated alike.
-- The classes are the labels, sorted: as numbers if all of them are integers, otherwise as texts.
+- The classes are the labels, sorted: as numbers if all of them are integers, otherwise as texts. In a regression, label
+  columns are numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from fedadc.data.labels import require_classes
 from fedadc.data.spelling import DEFAULT_SPELLING, Spelling, likeness
 from fedadc.data.summaries import ColumnSummary, TableSummary
 from fedadc.errors import DataError, require
+from fedadc.tasks import Target
 
 MISSING_CATEGORY = "(missing)"
 INTEGER = re.compile(r"[+-]?\d{1,18}")  # every number of 18 digits fits into int64
@@ -44,6 +46,7 @@ class TableRules:
     categories: tuple[str, ...] = ()  # columns of numbers that are categories
     spelling: Spelling = DEFAULT_SPELLING
     task: str | None = None  # what the labels are; None: what they look like
+    targets: tuple[str, ...] = ()  # in a regression, the label columns
 
     @staticmethod
     def of(
@@ -52,6 +55,7 @@ class TableRules:
         missing: Sequence[str | float] | None = None,
         merge_names: bool = False,
         task: str | None = None,
+        label: str | Sequence[str] = "",
     ) -> TableRules:
         """The rules from the settings of a data set."""
         kinds = ("standard", "per-client", "none")
@@ -67,7 +71,16 @@ class TableRules:
         spelling = Spelling(merge_names=merge_names)
         if missing is not None:
             spelling = Spelling(tuple(missing), merge_names)
-        return TableRules("none" if scale is None else scale, tuple(categories or ()), spelling, task)
+        targets = [label] if isinstance(label, str) else [*label]
+        require(bool(targets) and len({*targets}) == len(targets), f"label must name different columns, not {targets}.")
+        require(
+            task == "regression" or len(targets) == 1,
+            f"label names {len(targets)} columns; several numbers to predict are for task: regression.",
+        )
+        return TableRules(
+            "none" if scale is None else scale, tuple(categories or ()), spelling, task,
+            tuple(targets) if task == "regression" else (),
+        )  # fmt: skip
 
     @property
     def constants(self) -> Mapping[str, Sequence[float]]:
@@ -175,6 +188,7 @@ class TableEncoding:
     integers: bool  # whether the labels are integers, which are sorted as such
     spelling: Spelling = DEFAULT_SPELLING
     scales: Mapping[str, tuple[Constants, ...]] = field(default_factory=dict)  # by client, of its own columns
+    targets: tuple[str, ...] = ()  # in a regression, the names of the label columns
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -221,6 +235,26 @@ class TableEncoding:
             raise DataError(f"{where}, row {row + first_row}: the client {name} had no rows in training, but {why}.")
         scales: Array = np.array([self.scales[word] for word in clients.words])[clients.codes]
         return scales
+
+    @property
+    def names(self) -> set[str]:
+        """The columns of names: the label, unless it is a number, and the client."""
+        return {name for name in (self.label, self.client) if name}
+
+    def numbers(self, fields: Callable[[str], Fields], where: str, first_row: int = 2) -> Array:
+        """The numbers to predict of every row, float64 [rows, targets]."""
+        columns = []
+        for name in self.targets:
+            found = fields(name)
+            stray = np.flatnonzero(np.isnan(found.numbers)).tolist()
+            if stray:
+                row = stray[0]
+                if found.codes[row] < 0:
+                    raise DataError(missing_name(where, row + first_row, name, "label"))
+                text = reprlib.repr(found.text(row))
+                raise DataError(f"{where}, row {row + first_row}, column {name}: the label {text} is not a number.")
+            columns.append(found.numbers)
+        return np.stack(columns, axis=1)
 
     def codes(self, labels: Fields, where: str, first_row: int = 2) -> Array:
         """The class of every row, int64, from its label."""
@@ -321,6 +355,27 @@ def standard_constants(summary: ColumnSummary) -> Constants:
         return float(f"{mean:.12g}"), 1.0
     spread = float(f"{spread:.{KEPT_DIGITS}g}")
     return round(mean, KEPT_DIGITS - 1 - math.floor(math.log10(spread))), spread
+
+
+def fit_targets(summary: TableSummary, rules: TableRules) -> tuple[Target, ...]:
+    """The numbers to predict, scaled by the given constants or by mean and standard deviation."""
+    found = []
+    for name in rules.targets:
+        column = summary.columns[name]
+        require(
+            not column.words,
+            f"column {name} is to be predicted, but it has texts, e.g. {reprlib.repr(min(column.words, default=''))}.",
+            DataError,
+        )
+        center, spread = rules.constants.get(name) or standard_constants(column)
+        found.append(Target(name, float(center), float(spread)))
+    return tuple(found)
+
+
+def of_features(summary: TableSummary, rules: TableRules) -> TableSummary:
+    """The summary without the columns that are to be predicted."""
+    kept = {name: column for name, column in summary.columns.items() if name not in rules.targets}
+    return replace(summary, columns=kept)
 
 
 def fit_labels(

@@ -48,17 +48,18 @@ def summaries(
     labels: Fields,
     clients: Sequence[Array],
     as_text: Collection[str] = (),
-    sums: bool = False,
+    sums: Collection[str] = (),
 ) -> list[TableSummary]:
-    """The summary of every client, given the numbers of its training rows; `as_text`: columns without numbers.
+    """The summary of every client, given the numbers of its training rows.
 
-    A site calls this with its own table and one client, and gets what a simulation has for that client.
+    `as_text`: columns without numbers; `sums`: columns whose sums are told. A site calls this with its own table and
+    one client, and gets what a simulation has for that client.
     """
     sizes = np.array([len(own) for own in clients])
     require(sizes.min() > 0, "every client needs a training row.")
     rows = np.concatenate(clients)
     of_columns = {
-        name: _of_column(fields.as_texts() if name in as_text else fields, rows, sizes, sums)
+        name: _of_column(fields.as_texts() if name in as_text else fields, rows, sizes, name in sums)
         for name, fields in columns.items()
     }
     words = _words(labels, rows, sizes)

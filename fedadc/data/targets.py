@@ -1,78 +1,61 @@
 """The constants by which the labels of a regression are scaled for training, from sums that clients may share.
 
 A client tells the number of its training samples and, for every target, the sum of its labels and the sum of their
-squared deviations from its own mean. The server adds them up in the order of the clients' names, in float64. The
-constants are rounded to six digits, so that they can be written into a config and give the same bits.
+squared deviations from its own mean, as for columns of a table (`fedadc.data.summaries`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from fedadc.data.dataset import Array, Dataset
+from fedadc.data.columns import Fields
+from fedadc.data.dataset import Array, Clients, Dataset
+from fedadc.data.encoding import standard_constants
+from fedadc.data.summaries import ColumnSummary, TableSummary, merge, summaries
 from fedadc.tasks import Target
 
-SIGNIFICANT_DIGITS = 6
+Sums = tuple[int, float, float]  # n, Σy and Σ(y - mean)²
 
 
-@dataclass(frozen=True)
-class LabelSums:
-    """What one client tells of its labels."""
-
-    samples: int
-    total: tuple[float, ...]  # Σ y of every target
-    squared: tuple[float, ...]  # Σ (y - mean)², with the client's own mean
-
-    @staticmethod
-    def of(labels: Array) -> LabelSums:
-        """The sums of labels [n, targets]."""
-        numbers = np.asarray(labels, dtype=np.float64)
-        mean = numbers.mean(axis=0)
-        return LabelSums(
-            len(numbers), tuple(numbers.sum(axis=0).tolist()), tuple(((numbers - mean) ** 2).sum(axis=0).tolist())
-        )
+def sums_of_targets(labels: Array, clients: Sequence[Array]) -> list[tuple[Sums, ...]]:
+    """What every client tells of its labels [n, targets], given the numbers of its samples; for every target."""
+    columns = {str(i): Fields.of_numbers(labels[:, i].astype(np.float64)) for i in range(labels.shape[1])}
+    blank = Fields.of_texts(np.zeros(len(labels), dtype=np.int32), ("",))
+    told = summaries(columns, blank, clients, sums=columns)
+    return [tuple(column.sums or (0, 0.0, 0.0) for column in one.columns.values()) for one in told]
 
 
-def scale_of(sums: Sequence[LabelSums]) -> tuple[Array, Array]:
-    """Mean and standard deviation of every target over all clients; 1 where the labels do not differ."""
-    n, total = sum(own.samples for own in sums), np.sum([own.total for own in sums], axis=0)
-    mean = total / n
-    within = np.sum([own.squared for own in sums], axis=0)
-    between = np.sum([own.samples * (np.array(own.total) / own.samples - mean) ** 2 for own in sums], axis=0)
-    spread = np.sqrt((within + between) / n)
-    center, spread = (np.array([rounded(value) for value in values]) for values in (mean, spread))
-    return center, np.where(spread > 0, spread, 1.0)
-
-
-def rounded(value: float) -> float:
-    """A number with six significant digits."""
-    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+def scaled_targets(targets: Sequence[Target], told: Sequence[Sequence[Sums]]) -> tuple[Target, ...]:
+    """The targets with mean and standard deviation over all clients, where they have no constants; told in order."""
+    columns = [{target.name: ColumnSummary(sums=own) for target, own in zip(targets, one, strict=True)} for one in told]
+    merged = merge([TableSummary(0, several, ()) for several in columns]).columns
+    found = []
+    for target in targets:
+        center, spread = (target.center, target.spread) if target.scaled else standard_constants(merged[target.name])
+        found.append(Target(target.name, center, spread))
+    return tuple(found)
 
 
 def with_scaled_targets(data: Dataset) -> Dataset:
     """The data set with constants for the targets that have none, from the training samples of every client."""
     if all(target.scaled for target in data.targets):
         return data
-    labels = data.train.y.numpy()
-    clients = [np.arange(len(labels))]
+    labels, clients = data.train.y.numpy(), [np.arange(len(data.train))]
     if data.owners is not None:
         names, owner = np.unique(np.asarray(data.owners).astype(str), return_inverse=True)
-        owner = owner.reshape(-1)
-        order = np.argsort(owner, kind="stable")
-        clients = np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1])
-    center, spread = scale_of([LabelSums.of(labels[rows]) for rows in clients])
-    targets = tuple(
-        target if target.scaled else replace(target, center=float(c), spread=float(s), scaled=True)
-        for target, c, s in zip(data.targets, center, spread, strict=True)
-    )
-    return replace(data, targets=targets, notes=(*data.notes, *map(_note, targets)))
+        shares = Clients.from_owner(owner.reshape(-1), len(names))
+        clients = [shares[k] for k in range(len(shares))]
+    targets = scaled_targets(data.targets, sums_of_targets(labels, clients))
+    return replace(data, targets=targets, notes=(*data.notes, *notes_about_targets(targets)))
 
 
-def _note(target: Target) -> str:
-    return (
-        f"{target.name}: to be predicted; scaled by ({target.center:g}, {target.spread:g}) in training; metrics are in "
+def notes_about_targets(targets: Sequence[Target]) -> list[str]:
+    """What becomes of every number to predict."""
+    return [
+        f"{target.name}: to be predicted; scaled by [{target.center!r}, {target.spread!r}] in training; metrics are in "
         "its own units"
-    )
+        for target in targets
+    ]

@@ -79,16 +79,19 @@ def _save(path: Path, arrays: dict[str, Any]) -> None:
 
 def _facts(data: Dataset) -> dict[str, Array]:
     """What a site cannot see in its own samples."""
-    constants = data.normalization
+    constants, targets = data.normalization, data.targets
     return {
+        **{f"target{end}": np.array([getattr(t, key) for t in targets])
+           for end, key in (("", "name"), ("_center", "center"), ("_spread", "spread")) if targets},
         "classes": np.array(data.classes), "scale": np.array(constants.scale), "mean": np.array(constants.mean),
         "std": np.array(constants.std),
     }  # fmt: skip
 
 
 def _pair(data: Dataset, samples: Samples, ending: str = "") -> dict[str, Array]:
-    """Inputs, and labels by name: numbers could be names or positions."""
-    return {f"x{ending}": samples.x.numpy(), f"y{ending}": np.array(data.classes)[samples.y.numpy()]}
+    """Inputs, and labels by name: numbers could be names or positions. Numbers to predict are as they are."""
+    labels = samples.y.numpy()
+    return {f"x{ending}": samples.x.numpy(), f"y{ending}": labels if data.targets else np.array(data.classes)[labels]}
 
 
 def _deal_rows(config: Config, names: Sequence[str], folder: Path) -> dict[str, Path]:

@@ -12,11 +12,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedadc.data.dataset import Normalization
-from fedadc.data.encoding import TableEncoding, TableRules, fit_columns, fit_labels, notes_about, refuse_stray_texts
+from fedadc.data.encoding import (
+    TableEncoding,
+    TableRules,
+    fit_columns,
+    fit_labels,
+    fit_targets,
+    notes_about,
+    of_features,
+    refuse_stray_texts,
+)
 from fedadc.data.schema import DataSchema
 from fedadc.data.summaries import ColumnSummary, TableSummary, merge
+from fedadc.data.targets import Sums, scaled_targets
 from fedadc.errors import DataError, require
+from fedadc.tasks import Target
 
+COMMON = {  # what the arrays of all sites have alike, in words
+    "shape": "inputs of shape", "dtype": "inputs of type", "normalization": "constants", "targets": "targets",
+}  # fmt: skip
 UNKNOWN = 0  # rows of a site that does not tell how many it has
 FEW_CATEGORIES = 20  # of a column; more than these must occur twice on average, or they may be names
 
@@ -30,6 +44,8 @@ class ArraySummary:
     normalization: Normalization
     classes: tuple[str, ...]
     integers: bool  # whether the labels are numbers, which are sorted as such
+    targets: tuple[Target, ...] = ()  # the numbers to predict
+    sums: tuple[Sums, ...] = ()  # of every target without constants: n, Σy and Σ(y - mean)²
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,10 @@ def permitted(summary: SiteSummary, allows: Collection[str]) -> SiteSummary:
     """The part of a summary that a site may tell; an error if no table could be encoded with it."""
     rows = summary.rows if "samples" in allows else UNKNOWN
     if summary.table is None:
+        require(
+            summary.arrays is None or not summary.arrays.sums or "sums" in allows,
+            f"site {summary.client} does not tell the sums of its labels, by which they are scaled; let it allow sums.",
+        )
         return replace(summary, rows=rows)
     columns = summary.table.columns
     texts = [name for name, column in columns.items() if column.words]
@@ -125,7 +145,7 @@ def difference_of(one: SiteSummary, other: SiteSummary) -> str:
             return f"its columns differ: {'; '.join(parts)}"
         return "" if mine == theirs else f"its columns are in another order ({', '.join(theirs)})"
     assert one.arrays is not None and other.arrays is not None
-    for field, words in (("shape", "inputs of shape"), ("dtype", "inputs of type"), ("normalization", "constants")):
+    for field, words in COMMON.items():
         mine_value, theirs_value = getattr(one.arrays, field), getattr(other.arrays, field)
         if mine_value != theirs_value:
             return f"it has {words} {theirs_value}, not {mine_value}"
@@ -138,7 +158,12 @@ def _schema_of_arrays(arrays: Sequence[ArraySummary]) -> DataSchema:
     if any(own.classes != classes for own in arrays):
         union = {name for own in arrays for name in own.classes}
         classes = tuple(sorted(union, key=int) if first.integers else sorted(union))
-    return DataSchema(first.shape, first.dtype, classes, first.normalization)
+    targets = first.targets
+    if not all(target.scaled for target in targets):
+        complete = all(len(own.sums) == len(targets) for own in arrays)
+        require(complete, "a site does not tell the sums of its labels, by which they are scaled.", DataError)
+        targets = scaled_targets(targets, [own.sums for own in arrays])
+    return DataSchema(first.shape, first.dtype, classes, first.normalization, targets=targets)
 
 
 def _schema_of_tables(
@@ -156,6 +181,10 @@ def _schema_of_tables(
         return "a site", min(texts)
 
     refuse_stray_texts(summary, rules, locate)
+    if rules.targets:
+        columns, targets = fit_columns(of_features(summary, rules), rules), fit_targets(summary, rules)
+        encoding = TableEncoding(columns, "", None, (), False, rules.spelling, targets=rules.targets)
+        return DataSchema((encoding.width,), "float32", (), Normalization(), encoding, targets)
     rules.spelling.one_name(summary.labels, "the label column of the sites")
     classes, integers = fit_labels(summary.labels, _rows(tables), "label", rules, locate)
     encoding = TableEncoding(fit_columns(summary, rules), "", None, classes, integers, rules.spelling)
@@ -186,6 +215,6 @@ def lonely_classes(summaries: Sequence[SiteSummary]) -> dict[str, str]:
 
 def with_names(schema: DataSchema, label: str, client: str | None) -> DataSchema:
     """The schema of tables whose label and client columns have these names."""
-    if schema.encoding is None:
+    if schema.encoding is None or schema.targets:
         return schema
     return replace(schema, encoding=replace(schema.encoding, label=label, client=client))

@@ -234,7 +234,7 @@ def _samples_of_server(path: Path, schema: DataSchema) -> dict[str, Samples]:
     found = {}
     for split in HELD_OUT:
         if split == "test" or f"x_{split}" in arrays:
-            samples = samples_like(schema.classes, *pair_in(arrays, path, (f"_{split}",)), path.name)
+            samples = samples_like(schema.classes, *pair_in(arrays, path, (f"_{split}",)), path.name, schema.targets)
             mine, wanted = (tuple(samples.x.shape[1:]), samples.x.dtype), (schema.shape, getattr(torch, schema.dtype))
             require(mine == wanted, f"{path} has inputs {mine}, but the sites have {wanted}.", DataError)
             found[split] = samples

@@ -29,6 +29,7 @@ from fedadc.sites.packets import HAS, Packet, versions
 from fedadc.sites.site_states import SiteStates
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import checksum, to_safetensors
+from fedadc.tasks import Target
 from fedadc.training.agreement import Agreement
 from fedadc.training.client import Client
 from fedadc.training.tracking import TrackedState, unbundled
@@ -61,6 +62,7 @@ class Joined:
             "number": self.number, "channels_last": self.channels_last, "source": self.source,
             "shape": spec.input_shape, "dtype": str(spec.dtype).removeprefix("torch."), "classes": spec.classes,
             "scale": constants.scale, "mean": constants.mean, "std": constants.std,
+            "targets": [[target.name, target.center, target.spread] for target in spec.targets],
         }  # fmt: skip
         text = torch.frombuffer(bytearray(json.dumps(terms).encode()), dtype=torch.uint8)
         return to_safetensors({**_tensors(self.samples), TERMS: text})
@@ -72,7 +74,8 @@ class Joined:
         splits = sorted({name.partition(".")[0] for name in tensors})
         samples = {split: Samples(tensors[f"{split}.x"], tensors[f"{split}.y"]) for split in splits}
         constants = Normalization(terms["scale"], tuple(terms["mean"]), tuple(terms["std"]))
-        spec = DataSpec(tuple(terms["shape"]), getattr(torch, terms["dtype"]), tuple(terms["classes"]), constants)
+        kind, targets = getattr(torch, terms["dtype"]), tuple(Target(*target) for target in terms.get("targets", ()))
+        spec = DataSpec(tuple(terms["shape"]), kind, tuple(terms["classes"]), constants, targets)
         return Joined(terms["number"], terms["channels_last"], terms["source"], spec, samples)
 
 

@@ -20,7 +20,14 @@ from fedadc.config.settings import Config
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
 from fedadc.data.encoding import TableRules
-from fedadc.data.loaders.arrays import Pair, checked_inputs, checked_labels, default_normalization
+from fedadc.data.loaders.arrays import (
+    Pair,
+    checked_inputs,
+    checked_labels,
+    checked_numbers,
+    default_normalization,
+    named_targets,
+)
 from fedadc.data.loaders.csv import read_table
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
@@ -28,9 +35,11 @@ from fedadc.data.loaders.table import Table, own_scales
 from fedadc.data.schema import DataSchema
 from fedadc.data.spelling import likeness, spelled
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows
+from fedadc.data.targets import Sums, sums_of_targets
 from fedadc.errors import DataError, FedadcError, one_line, require
 from fedadc.sites.node import file_of
 from fedadc.sites.schema import ArraySummary, SiteSummary
+from fedadc.tasks import Target
 
 SPLITS = ("train", "validation", "test")
 
@@ -38,8 +47,8 @@ SPLITS = ("train", "validation", "test")
 def rules_of(config: Config) -> TableRules:
     """What a config says about tables."""
     options = config.data.options
-    names = ("scale", "categories", "missing", "merge_names")
-    return TableRules.of(**{name: options[name] for name in names if name in options})
+    names = ("scale", "categories", "missing", "merge_names", "label")
+    return TableRules.of(**{name: options[name] for name in names if name in options}, task=config.task)
 
 
 class SiteData(ABC):
@@ -105,6 +114,7 @@ class Arrays:
     test: Pair | None = None  # without it, the site holds out a share
     classes: tuple[str, ...] = ()  # if they are given, labels may be positions in them
     normalization: Normalization | None = None
+    targets: tuple[Target, ...] = ()  # names of the numbers to predict, and their constants if they are given
 
 
 @dataclass(frozen=True)
@@ -116,29 +126,40 @@ class ArrayData(SiteData):
     labels: dict[str, Array]  # by split: numbers or texts
     classes: tuple[str, ...]
     normalization: Normalization
+    targets: tuple[Target, ...] = ()
 
     @staticmethod
-    def of(arrays: Arrays, name: str, held_out: HeldOut) -> ArrayData:
-        source = f"of site {name}"
-        x, y = checked_inputs(arrays.train[0], source, "training"), checked_labels(arrays.train[1], source)
+    def of(arrays: Arrays, name: str, held_out: HeldOut, task: str | None = None) -> ArrayData:
+        source, checked = f"of site {name}", checked_numbers if task == "regression" else checked_labels
+        x, y = checked_inputs(arrays.train[0], source, "training"), checked(arrays.train[1], source)
         require(len(x) == len(y) > 0, f"site {name} has {len(x)} inputs and {len(y)} labels.", DataError)
         held_out = held_out if arrays.test is None else replace(held_out, test=None)
-        code = np.unique(y, return_inverse=True)[1].reshape(-1)
+        numbers = task == "regression"
+        code = np.zeros(len(y), np.int64) if numbers else np.unique(y, return_inverse=True)[1].reshape(-1)
         rows = held_out.rows(code, np.full(len(y), name))
         inputs = {split: x[torch.from_numpy(getattr(rows, split))] for split in SPLITS}
         labels = {split: y[getattr(rows, split)] for split in SPLITS}
         if arrays.test is not None:
             inputs["test"] = checked_inputs(arrays.test[0], source, "test")
-            labels["test"] = checked_labels(arrays.test[1], source)
+            labels["test"] = checked(arrays.test[1], source)
+        constants = arrays.normalization or default_normalization(x)
+        if numbers:
+            targets = arrays.targets or named_targets(None, y.shape[1])
+            return ArrayData(name, inputs, labels, (), constants, targets)
         if arrays.classes:
             labels = {split: _named(own, arrays.classes, name) for split, own in labels.items()}
         classes = arrays.classes or tuple(str(label) for label in np.unique(labels["train"]))
-        return ArrayData(name, inputs, labels, classes, arrays.normalization or default_normalization(x))
+        return ArrayData(name, inputs, labels, classes, constants)
 
     def summary(self, as_text: Collection[str] = ()) -> SiteSummary:
         train = self.inputs["train"]
         integers = self.labels["train"].dtype.kind == "i"
-        arrays = ArraySummary(_shape(train), _type(train), self.normalization, self.classes, integers)
+        sums: tuple[Sums, ...] = ()
+        if not all(target.scaled for target in self.targets):
+            (sums,) = sums_of_targets(self.labels["train"], [np.arange(len(train))])
+        arrays = ArraySummary(
+            _shape(train), _type(train), self.normalization, self.classes, integers, self.targets, sums
+        )  # fmt: skip
         return SiteSummary(self.name, len(train), arrays=arrays)
 
     def samples(self, schema: DataSchema) -> dict[str, Samples]:
@@ -152,6 +173,11 @@ class ArrayData(SiteData):
                 f"{list(schema.shape)} of type {schema.dtype}.",
                 DataError,
             )
+            if schema.targets:
+                wanted = f"{len(schema.targets)} numbers"
+                require(y.ndim == 2 and y.shape[1] == len(schema.targets), f"labels need {wanted}.", DataError)
+                found[split] = Samples(x, torch.from_numpy(y))
+                continue
             values, position = np.unique(y, return_inverse=True)
             unknown = [str(value) for value in values if str(value) not in code]
             require(
@@ -190,12 +216,12 @@ def read_site_data(path: str, name: str, config: Config, holds_out: bool = True)
     held_out = HeldOut(test, node.validation, seed) if holds_out else HeldOut(seed=seed)
     file, function = file_of(path)
     if function:
-        return ArrayData.of(_called(file, function, name), name, held_out)
+        return ArrayData.of(_called(file, function, name), name, held_out, config.task)
     if file.suffix.lower() == ".csv":
         return TableData.read(file, name, config, held_out)
     if file.is_dir():
-        return ArrayData.of(Arrays(*_image_pairs(file, node.options.get("size"))), name, held_out)
-    return ArrayData.of(_arrays_in(file), name, held_out)
+        return ArrayData.of(Arrays(*_image_pairs(file, node.options.get("size"))), name, held_out, config.task)
+    return ArrayData.of(_arrays_in(file), name, held_out, config.task)
 
 
 def _arrays_in(path: Path) -> Arrays:
@@ -207,7 +233,11 @@ def _arrays_in(path: Path) -> Arrays:
         scale, mean, std = (np.atleast_1d(found.get(key, np.array([]))) for key in ("scale", "mean", "std"))
         constants = Normalization(float(scale[0]) if len(scale) else 1.0, tuple(mean.tolist()), tuple(std.tolist()))
     classes = tuple(str(name) for name in np.atleast_1d(found.get("classes", np.array([]))))
-    return Arrays(pair_in(found, path, ("", "_train")), test, classes, constants)
+    targets: tuple[Target, ...] = ()
+    if {"target", "target_center", "target_spread"} <= found.keys():
+        columns = (found[key].tolist() for key in ("target", "target_center", "target_spread"))
+        targets = tuple(Target(str(n), float(c), float(s)) for n, c, s in zip(*columns, strict=True))
+    return Arrays(pair_in(found, path, ("", "_train")), test, classes, constants, targets)
 
 
 def _called(file: Path, function: str, name: str) -> Arrays:
@@ -225,7 +255,7 @@ def _called(file: Path, function: str, name: str) -> Arrays:
         ) from error
     if isinstance(found, Dataset):
         test = None if found.test is None else (found.test.x, found.test.y)
-        return Arrays((found.train.x, found.train.y), test, found.classes, found.normalization)
+        return Arrays((found.train.x, found.train.y), test, found.classes, found.normalization, found.targets)
     require(
         isinstance(found, tuple) and len(found) == 2,
         f"site {name}: {function} in {file} must return a Dataset, or inputs and labels, not {type(found).__name__}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -151,8 +152,9 @@ class Match:
         y = self.federation.data.train.y.numpy()
         if y.ndim == 1:
             return y
-        constants = [[float(f"{v:.6g}") for v in values] for values in (y.mean(axis=0), y.std(axis=0))]
-        return (y - constants[0]) / constants[1]
+        spread = [float(f"{value:.6g}") for value in y.std(axis=0)]
+        center = [round(m, 5 - math.floor(math.log10(s))) for m, s in zip(y.mean(axis=0), spread, strict=True)]
+        return (y - center) / spread
 
     def batches(self, t: int, k: int) -> list[Any]:
         rng = generator(SEED, "batches", t, k)

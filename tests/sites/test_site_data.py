@@ -17,8 +17,8 @@ from fedadc.data.schema import DataSchema
 from fedadc.errors import FedadcError
 from fedadc.fields.plain import from_json, to_json
 from fedadc.runs.record import load_config
-from fedadc.sites.schema import SiteSummary, merged_schema, mixed_columns
-from fedadc.sites.site_data import SiteData, read_site_data
+from fedadc.sites.schema import SiteSummary, merged_schema, mixed_columns, permitted
+from fedadc.sites.site_data import SiteData, read_site_data, rules_of
 
 HOSPITALS = ("zurich", "bern", "10", "9")
 
@@ -49,16 +49,16 @@ def write_csv(path: Path, rows: list[dict[str, str]], without: str | None = None
         writer.writerows(rows)
 
 
-def config_of(data: dict[str, Any]) -> Any:
-    return load_config({"rounds": 1, "seed": 3, "data": data, "model": {"name": "mlp"}})
+def config_of(data: dict[str, Any], task: str | None = None) -> Any:
+    return load_config({"rounds": 1, "seed": 3, "task": task, "data": data, "model": {"name": "mlp"}})
 
 
-def agreed(sites: list[SiteData], scale: Any = None) -> DataSchema:
+def agreed(sites: list[SiteData], scale: Any = None, rules: TableRules | None = None) -> DataSchema:
     """As the server does it, over text."""
     sent = [from_json(SiteSummary, to_json(site.summary()), "site") for site in sites]
     if mixed := mixed_columns(sent):
         sent = [from_json(SiteSummary, to_json(site.summary(mixed)), "site") for site in sites]
-    return from_json(DataSchema, to_json(merged_schema(sent, TableRules.of(scale))), "server")
+    return from_json(DataSchema, to_json(merged_schema(sent, rules or TableRules.of(scale))), "server")
 
 
 def same_as_simulation(sites: dict[str, SiteData], data: Dataset, schema: DataSchema) -> None:
@@ -105,6 +105,53 @@ def test_arrays(kind: str, tmp_path: Path) -> None:
         np.savez(tmp_path / f"{k}.npz", x=x[client == k], y=y[client == k])
         sites[str(k)] = read_site_data(str(tmp_path / f"{k}.npz"), str(k), config)
     same_as_simulation(sites, data, agreed([*sites.values()]))
+
+
+@pytest.mark.parametrize("label", ["days", ["days", "cost"]])
+@pytest.mark.parametrize("scale", ["standard", "none"])
+def test_tables_of_a_regression(label: Any, scale: str, tmp_path: Path) -> None:
+    """Their labels are scaled by the sums of all sites, whether or not their columns are."""
+    rng, rows = np.random.default_rng(4), hospital_rows()
+    for row in rows:
+        row["days"], row["cost"] = f"{rng.exponential(9):.1f}", str(rng.integers(10**5, 10**6))
+    write_csv(tmp_path / "all.csv", rows)
+    node = {"name": "csv", "path": str(tmp_path / "all.csv"), "label": label, "client": "hospital", "scale": scale}
+    config = config_of({**node, "drop": ["outcome"], "validation": 0.2}, "regression")
+    _, data = load_data(config)
+    sites = {}
+    for name in HOSPITALS:
+        write_csv(tmp_path / f"{name}.csv", [row for row in rows if row["hospital"] == name], "hospital")
+        sites[name] = read_site_data(str(tmp_path / f"{name}.csv"), name, config)
+    schema = agreed([sites[name] for name in sorted(sites)], rules=rules_of(config))
+    same_as_simulation(sites, data, schema)
+    assert data.train.y.shape[1] == len(schema.targets) and schema.targets[0].spread == pytest.approx(9, rel=0.4)
+    told = sites["bern"].summary()
+    with pytest.raises(FedadcError, match=r"site bern does not tell the sums of .*days"):
+        permitted(told, {"categories", "samples", "ranges"})
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_arrays_of_a_regression(given: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    client, x, y = rng.integers(0, 4, 90), rng.normal(size=(90, 3)), rng.normal([1e6, -3], [2e5, 0.1], size=(90, 2))
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=client)
+    config = config_of({"name": "npz", "path": str(tmp_path / "all.npz"), "validation": 0.25}, "regression")
+    _, data = load_data(config)
+    constants: dict[str, Any] = {}
+    if given:
+        for name, key in (("target", "name"), ("target_center", "center"), ("target_spread", "spread")):
+            constants[name] = np.array([getattr(target, key) for target in data.targets])
+    sites = {}
+    for k in range(4):
+        np.savez(tmp_path / f"{k}.npz", x=x[client == k], y=y[client == k], **constants)
+        sites[str(k)] = read_site_data(str(tmp_path / f"{k}.npz"), str(k), config)
+    same_as_simulation(sites, data, agreed([*sites.values()]))
+    told = sites["0"].summary()
+    if given:
+        assert permitted(told, set()).arrays == told.arrays
+    else:
+        with pytest.raises(FedadcError, match="site 0 does not tell the sums of its labels"):
+            permitted(told, {"samples"})
 
 
 def test_a_site_that_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ NOTHING = HeldOut()
 
 def csv_table(
     path: Path,
-    label: str,
+    label: str | list[str],
     client: str | None = None,
     test: Path | None = None,
     drop: list[str] | None = None,
@@ -33,13 +33,13 @@ def csv_table(
     task: str | None = None,  # what the labels are; None: what they look like
 ) -> Dataset:
     """your own table: a CSV file with a label column and, optionally, a client column"""
-    rules = TableRules.of(scale, categories, missing, merge_names, task)
+    rules = TableRules.of(scale, categories, missing, merge_names, task, label)
     return _table_data(path, label, client, test, drop or (), rules, held_out, fit_on)
 
 
 def from_csv(
     path: str | Path,
-    label: str,
+    label: str | Sequence[str],
     client: str | None = None,
     test: str | Path | float | None = None,
     validation: float | None = None,
@@ -56,18 +56,19 @@ def from_csv(
     `test` is a file or the share to hold out (default: 20 %; 0: none); `validation` is a share of the rest. Nothing
     about held out rows enters the encoding of the columns, so the shares cannot be held out later. `scale` is
     "standard", "per-client", "none", or the center and the spread of number columns, {"age": (40, 12)}; `categories`
-    are columns of numbers to be treated as texts, and `missing` replaces the list of spellings of missing values.
+    are columns of numbers to be treated as texts, and `missing` replaces the list of spellings of missing values. With
+    `task="regression"`, the label is a number to predict, or several ones: a list of columns.
     """
     file, share = file_or_share(test)
     held_out = HeldOut(DEFAULT_TEST_SHARE if test is None else share, validation, seed)
     require(not isinstance(drop, str), f"drop must be a list of columns, not {drop!r:.60}.")
-    rules = TableRules.of(scale, categories, missing, merge_names, task)
+    rules = TableRules.of(scale, categories, missing, merge_names, task, label)
     return _table_data(path_of(path), label, client, file, list(drop or ()), rules, held_out, None)
 
 
 def _table_data(
     path: Path,
-    label: str,
+    label: str | Sequence[str],
     client: str | None,
     test: Path | None,
     drop: Sequence[str],
@@ -95,8 +96,8 @@ def read_encoded(path: Path, encoding: TableEncoding, label: bool = True) -> tup
 
     Without `label`, only those that the features depend on.
     """
-    names = {name for name in (encoding.label, encoding.client) if name}
-    used = encoding.inputs | names if label else encoding.inputs
+    names = encoding.names
+    used = encoding.inputs | names | {*encoding.targets} if label else encoding.inputs
     others: list[str] = []
 
     def choose(header: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
@@ -107,17 +108,23 @@ def read_encoded(path: Path, encoding: TableEncoding, label: bool = True) -> tup
 
 
 def read_table(
-    path: Path, label: str, client: str | None, drop: Sequence[str], rules: TableRules, has_client: bool = True
+    path: Path,
+    label: str | Sequence[str],
+    client: str | None,
+    drop: Sequence[str],
+    rules: TableRules,
+    has_client: bool = True,
 ) -> Table:
     """The table in a file, with these columns; without `has_client`, the file may lack that of the client."""
     used: tuple[str, ...] = ()
+    name = "" if rules.targets else label if isinstance(label, str) else label[0]  # of the column of classes
 
     def choose(header: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
         nonlocal used
         own = client if has_client or client in header else None
-        used = chosen_columns(header, str(path), label, own, drop, rules)
-        names = [label] if own is None else [label, own]
-        return names, [name for name in header if name not in {*names, *used}]
+        used = chosen_columns(header, str(path), name, own, drop, rules)
+        names = [column for column in (name, own) if column]
+        return names, [column for column in header if column not in {*names, *used, *rules.targets}]
 
     columns = read_columns(path, rules.spelling, choose)
-    return Table(str(path), path.stat().st_size, columns, label, client, used, rules)
+    return Table(str(path), path.stat().st_size, columns, name, client, used, rules)

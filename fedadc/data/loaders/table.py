@@ -21,14 +21,17 @@ from fedadc.data.encoding import (
     TableRules,
     fit_columns,
     fit_labels,
+    fit_targets,
     missing_name,
     notes_about,
+    of_features,
     refuse_stray_texts,
     standard_constants,
 )
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.split import HeldOut, SplitRows
 from fedadc.data.summaries import TableSummary, merge, summaries
+from fedadc.data.targets import notes_about_targets
 from fedadc.errors import DataError, require, unknown
 
 DEFAULT_RULES = TableRules()
@@ -49,7 +52,10 @@ class Table:
 
     @cached_property
     def labels(self) -> Fields:
-        """The label of every row; none is missing."""
+        """The label of every row; none is missing. Numbers to predict are all of one class."""
+        if self.rules.targets:
+            rows = len(next(iter(self.columns.values())))
+            return Fields.of_texts(np.zeros(rows, dtype=np.int32), ("",))
         labels = self._names(self.label, "label")
         return (
             self._merged(labels, f"{self.source}, column {self.label}") if self.rules.spelling.merge_names else labels
@@ -93,6 +99,8 @@ class Table:
         """The rows of every split. A client holds out shares of its labels; how they are numbered does not matter."""
         if self.clients is not None:
             return held_out.rows(self.labels.codes, self.clients.codes, self.clients.words)
+        if self.rules.targets:
+            return held_out.rows(self.labels.codes)
         classes, integers = fit_labels(self.labels.words, len(self.labels), self.label, self.rules, self.locate)
         encoding = TableEncoding((), self.label, None, classes, integers, self.rules.spelling)
         return held_out.rows(encoding.codes(self.labels, self.source, self.first_row))
@@ -100,14 +108,16 @@ class Table:
     def summaries(self, rows: Array, as_text: Collection[str] = (), sums: bool | None = None) -> list[TableSummary]:
         """The summaries of all clients, each made of its own rows among these; without clients, one of all rows.
 
-        `sums`: whether they have the sums of numbers; None: if the scale asks clients for them.
+        `sums`: whether they have the sums of numbers; None: if the scale asks clients for them. Those of numbers to
+        predict are always there.
         """
+        summed = self.used if (self.rules.sums if sums is None else sums) else ()
         return summaries(
-            {name: self.columns[name] for name in self.used},
+            {name: self.columns[name] for name in (*self.used, *self.rules.targets)},
             self.labels,
             self._shares(rows),
             {*as_text, *self.rules.categories},
-            self.rules.sums if sums is None else sums,
+            {*summed, *self.rules.targets},
         )
 
     def _shares(self, rows: Array) -> list[Array]:
@@ -142,7 +152,11 @@ class Table:
             f"{widest.name},",
             f"leave out such columns with drop: [{widest.name}]",
         )
-        y, clients = encoding.codes(self.labels, self.source, self.first_row), self.clients
+        clients = self.clients
+        if encoding.targets:
+            y = encoding.numbers(self.columns.__getitem__, self.source, self.first_row)
+        else:
+            y = encoding.codes(self.labels, self.source, self.first_row)
         give = self.columns.__getitem__ if keep else self.columns.pop
         x = encoding.features(give, self.source, self.first_row, clients)
         return Samples(torch.from_numpy(x), torch.from_numpy(y))
@@ -152,18 +166,23 @@ def chosen_columns(
     header: Sequence[str], source: str, label: str, client: str | None, drop: Sequence[str], rules: TableRules
 ) -> tuple[str, ...]:
     """The columns that become features; an error if a named column is not in the header."""
-    for name in filter(None, [label, client, *drop, *rules.columns]):
+    labels = rules.targets or (label,)
+    for name in filter(None, [*labels, client, *drop, *rules.columns]):
         if name not in header and len(header) == 1:
             raise DataError(f"{source} has only one column, {[*header]}; separate columns by commas.")
         if name not in header:
             raise unknown(f"{source}: column", name, header)
-    used = tuple(name for name in header if name not in {label, client, *drop})
+    used = tuple(name for name in header if name not in {*labels, client, *drop})
     require(bool(used), f"{source} has no feature column left besides the label, client and dropped columns.")
     return used
 
 
 def fit_encoding(summary: TableSummary, table: Table) -> TableEncoding:
     """The encoding that all clients use, from their merged summary."""
+    rules = table.rules
+    if rules.targets:
+        columns = fit_columns(of_features(summary, rules), rules)
+        return TableEncoding(columns, "", table.client, (), False, rules.spelling, targets=rules.targets)
     classes, integers = fit_labels(summary.labels, summary.rows, table.label, table.rules, table.locate)
     columns = fit_columns(summary, table.rules)
     return TableEncoding(columns, table.label, table.client, classes, integers, table.rules.spelling)
@@ -198,8 +217,11 @@ def data_of(table: Table, name: str, held_out: HeldOut, fit_on: Collection[str] 
         own = (own_scales(one, encoding) for one in everybody)
         encoding = replace(encoding, scales=dict(zip(table.names_of(rows.train), own, strict=True)))
     samples = table.samples(encoding, keep=False)
-    notes = notes_about(encoding, summary)
-    data = Dataset(name, samples, encoding.classes, owners=table.owners, notes=notes, encoding=encoding)
+    targets = fit_targets(summary, table.rules)
+    notes = (*notes_about(encoding, summary), *notes_about_targets(targets))
+    data = Dataset(
+        name, samples, encoding.classes, owners=table.owners, notes=notes, encoding=encoding, targets=targets
+    )  # fmt: skip
     return held_out.divide(data, rows)
 
 
@@ -207,7 +229,10 @@ def data_like(table: Table, name: str, like: Dataset) -> Dataset:
     """The data set that a further table becomes, with the columns and classes of an existing one."""
     assert like.encoding is not None
     samples = table.samples(like.encoding, keep=False)
-    return Dataset(name, samples, like.classes, None, None, like.normalization, table.owners, encoding=like.encoding)
+    return Dataset(
+        name, samples, like.classes, None, None, like.normalization, table.owners, encoding=like.encoding,
+        targets=like.targets,
+    )  # fmt: skip
 
 
 def table_like(
@@ -215,7 +240,7 @@ def table_like(
 ) -> Table:
     """A further table with the columns of an encoding."""
     used = tuple(column.name for column in encoding.columns)
-    missing = [name for name in (encoding.label, *used) if name not in columns]
+    missing = [name for name in (*(encoding.targets or [encoding.label]), *used) if name not in columns]
     require(not missing, f"{source} lacks the column {', '.join(missing)[:200]}.", DataError)
-    rules = TableRules(spelling=encoding.spelling)
+    rules = TableRules(spelling=encoding.spelling, targets=encoding.targets)
     return Table(source, size, dict(columns), encoding.label, encoding.client, used, rules, first_row)
