@@ -58,11 +58,6 @@ class Method(Settings):
         """True if only the clients have all of a trained model: in theta, what is not sent keeps its initial values."""
         return self.personalized and self.travels != "all"
 
-    @property
-    def kept_part(self) -> str:
-        """What of a model the clients keep for themselves, in words."""
-        return {"embed": "head", "without_batch_norm": "BatchNorm layers"}.get(self.travels, "model")
-
     def complete(self) -> Self:
         """A copy in which settings that default to other settings are filled in, as a run's config shows them."""
         return self

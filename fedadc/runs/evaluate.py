@@ -92,8 +92,7 @@ def _opened(
     metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
     require(
         "personal" not in metric,
-        f"{path} has no global model to evaluate, because each client has its own {config.method.kept_part}; "
-        f"see {metric} in {METRICS}.",
+        f"{path} has no global model to evaluate, because each client has its own; see {metric} in {METRICS}.",
     )
     files = {"": saved_model(recorded), **{f"{name} ": file for name, file in other_models(path).items()}}
     counted = [name for name in (*config.evaluate.metrics, *metrics) if name not in CLASS_FIGURES]

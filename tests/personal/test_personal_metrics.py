@@ -123,7 +123,7 @@ def test_a_run_stops_when_personal_models_reach_the_accuracy() -> None:
     assert len(ditto) == len(fedavg)
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbn"])
 def test_runs_with_personal_heads_report_personal_accuracy(name: str, call: Call, tmp_path: Path) -> None:
     printed = fine(call("run", "small.yaml", f"method={name}", "--out", "a"))
     last = records(tmp_path / "a")[-1]
@@ -132,7 +132,7 @@ def test_runs_with_personal_heads_report_personal_accuracy(name: str, call: Call
     refused(call("compare", "a"), "it has lr, personal_accuracy")
     (row,) = json.loads(fine(call("compare", "a", "--metric", "personal_accuracy", "--json")))
     assert row["best"] >= row["value"] > 0
-    refused(call("evaluate", "a"), "each client has its own head; see personal_accuracy in metrics.jsonl")
+    refused(call("evaluate", "a"), "each client has its own; see personal_accuracy in metrics.jsonl")
 
 
 def test_resuming_a_finished_run_does_not_evaluate_again(tmp_path: Path) -> None:
