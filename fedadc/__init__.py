@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedadc.data import from_arrays as from_arrays
     from fedadc.data import from_clients as from_clients
     from fedadc.data import from_csv as from_csv
+    from fedadc.data import from_frame as from_frame
     from fedadc.data import from_images as from_images
     from fedadc.data import from_npz as from_npz
     from fedadc.data import from_torch as from_torch
@@ -87,7 +88,16 @@ _HOME = {
     "config.catalog": ("catalog",),
     "config.settings": ("Config",),
     "config.starter": ("init",),
-    "data": ("Dataset", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch"),
+    "data": (
+        "Dataset",
+        "from_arrays",
+        "from_clients",
+        "from_csv",
+        "from_frame",
+        "from_images",
+        "from_npz",
+        "from_torch",
+    ),
     "data.loaders.download": ("download",),
     "errors": ("Diverged", "FedadcError"),
     "federation": ("Federation",),
@@ -133,7 +143,7 @@ _NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name
 __all__ = [
     "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog", "cluster",
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
-    "experiment", "export", "from_arrays", "from_clients", "from_csv", "from_images", "from_npz", "from_torch", "init",
+    "experiment", "export", "from_arrays", "from_clients", "from_csv", "from_frame", "from_images", "from_npz", "from_torch", "init",
     "label_counts", "load", "load_config", "methods", "models", "objectives", "optimizers", "partitions",
     "personal", "personalize", "predict", "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep",
     "training", "views",

@@ -15,6 +15,7 @@ from fedadc.data.dataset import Clients, Dataset, DataSpec, Normalization, Sampl
 from fedadc.data.loaders.arrays import from_arrays, from_clients, from_torch
 from fedadc.data.loaders.builtin import cifar10, cifar100, digits, fashion_mnist, mnist
 from fedadc.data.loaders.csv import csv_table, from_csv
+from fedadc.data.loaders.frame import from_frame
 from fedadc.data.loaders.images import from_images, image_folder
 from fedadc.data.loaders.npz import from_npz, npz
 from fedadc.data.roster import Roster
@@ -33,6 +34,6 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 
 __all__ = [
     "DATASETS", "Augment", "Batch", "Clients", "DataSpec", "Dataset", "HeldOut", "Normalization", "Roster", "Samples",
-    "cifar10", "cifar100", "digits", "fashion_mnist", "from_arrays", "from_clients", "from_csv", "from_images",
-    "from_npz", "from_torch", "mnist",
+    "cifar10", "cifar100", "digits", "fashion_mnist", "from_arrays", "from_clients", "from_csv", "from_frame",
+    "from_images", "from_npz", "from_torch", "mnist",
 ]  # fmt: skip

@@ -47,9 +47,9 @@ def fields_of(table: Any, spelling: Spelling, names: Collection[str] = ()) -> di
     """
     header = [*table] if isinstance(table, Mapping) or hasattr(table, "columns") else []
     require(bool(header), f"rows must be a path, a DataFrame or columns by name, not {type(table).__name__}.")
-    twice = len({str(name) for name in header}) < len(header)
-    require(not twice, "two columns of the table have the same name.", DataError)
-    columns = {str(name): _fields(table[name], spelling, str(name) in names) for name in header}
+    own = {name: str(name).strip() for name in header}
+    require(len({*own.values()}) == len(header), "two columns of the table have the same name.", DataError)
+    columns = {own[name]: _fields(table[name], spelling, own[name] in names) for name in header}
     lengths = {len(values) for values in columns.values()}
     require(len(lengths) == 1 and lengths != {0}, "all columns need as many values, and at least one.", DataError)
     return columns
@@ -58,13 +58,22 @@ def fields_of(table: Any, spelling: Spelling, names: Collection[str] = ()) -> di
 def _fields(values: Any, spelling: Spelling, names: bool) -> Fields:
     """A column. Arrays of numbers are taken as they are, everything else as the texts that a CSV file would have."""
     array = np.asarray(values)
-    if not names and array.ndim == 1 and array.dtype.kind in "iuf":
+    if not names and array.ndim == 1 and (array.dtype.kind in "iu" or array.dtype == np.float64):
         column = GrowingColumn(spelling, names=False)
         column.reserve(len(array))
         if column.add_numbers(array.astype(np.float64), 0):
             return column.fields(len(array))
-    return Fields.read([_text(value) for value in values], spelling, names)
+    exact = array if array.ndim == 1 and array.dtype.kind == "f" else values  # a list of float32 would be float64
+    return Fields.read([_text(value) for value in exact], spelling, names)
 
 
 def _text(value: Any) -> str:
-    return "" if value is None or value is not value or value != value else str(value)
+    return "" if is_gap(value) else str(value)
+
+
+def is_gap(value: Any) -> bool:
+    """Whether a value stands for a missing one: None, NaN, or a marker that cannot be compared, such as pandas.NA."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
