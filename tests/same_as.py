@@ -67,6 +67,7 @@ WITHOUT_RESULT = {  # which change no bit of a run
     "sweep",  # which settings are tried; each is a run of its own
     "sweep importance",
     "bootstrap",
+    "bootstrap of",  # intervals of an evaluation
 }
 DRAW = r'\b(?:generator|rng|torch_seeded)\([^")]*"'  # a call that names a purpose, up to the name
 Job = dict[str, Any]  # what same_as_runs.py reads
