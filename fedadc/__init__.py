@@ -143,7 +143,8 @@ _NAMESPACE_OF = {name: namespace for namespace, names in _MOVED.items() for name
 __all__ = [
     "Config", "Dataset", "Diverged", "FedadcError", "Federation", "LocalWork", "__version__", "catalog", "cluster",
     "communication", "compare", "data", "demo", "download", "engines", "errors", "evaluate", "evaluation",
-    "experiment", "export", "from_arrays", "from_clients", "from_csv", "from_frame", "from_images", "from_npz", "from_torch", "init",
+    "experiment", "export", "from_arrays", "from_clients", "from_csv", "from_frame", "from_images", "from_npz",
+    "from_torch", "init",
     "label_counts", "load", "load_config", "methods", "models", "objectives", "optimizers", "partitions",
     "personal", "personalize", "predict", "reproduce", "resume", "run", "runs", "schedules", "selections", "sweep",
     "training", "views",

@@ -10,6 +10,7 @@ import numpy as np
 from fedadc.data.spelling import DEFAULT_SPELLING, MAX_MAGNITUDE, Spelling, number, number_name, spelled
 
 Array = np.ndarray
+MOST_SPELLINGS = 10_000  # of texts other than names that are remembered
 MOST_MARKS = 4  # different spellings of missing values in one column that are remembered
 
 
@@ -70,8 +71,8 @@ class GrowingColumn:
         self.spelling = spelling
         self.names = names
         self.words: dict[str, int] = {}
-        self.spellings: dict[str, int] = {}  # of names: the code of every field as it is written
-        self.marks: set[str] = set()  # how missing values are written, some of them
+        self.spellings: dict[str, int] = {}  # the codes of texts as they are written
+        self.marks: set[str] = set()  # how missing values are written, if they are not empty
         self.capacity = 0
         self.numbers: Array | None = None  # None: no number so far
         self.codes: Array | None = None  # None: no text so far
@@ -104,6 +105,8 @@ class GrowingColumn:
         if self.names:
             self._add_codes(self._codes_of_names(texts), start)
             return
+        if self.words and self._add_known(texts, start):
+            return
         plain = _plain_numbers(texts)
         if plain is not None and self.add_numbers(plain, start):
             return
@@ -118,23 +121,45 @@ class GrowingColumn:
         if self.codes is not None or (codes >= 0).any():
             self._add_codes(codes, start)
 
+    def _add_known(self, texts: Sequence[str], start: int) -> bool:
+        """Add a block of texts that were all seen before; False if some were not, or are numbers."""
+        try:
+            codes = np.fromiter(map(self.spellings.__getitem__, texts), np.int32, len(texts))
+        except KeyError:
+            return False
+        if self.numbers is not None:
+            self.numbers[start : start + len(texts)] = np.nan
+        self._add_codes(codes, start)
+        return True
+
     def _read(self, text: str) -> tuple[float, int]:
         """A field as a number or as the code of a text."""
         written, text = text, text.strip()
-        if self.spelling.is_missing(text):
-            if len(self.marks) < MOST_MARKS and "\n" not in written and "," not in written:
-                self.marks.add(written)
-            return np.nan, -1
         value = number(text)
-        return (value, -1) if value == value else (value, self.words.setdefault(text, len(self.words)))
+        if value == value:
+            return np.nan if value in self.spelling.missing_numbers else value, -1
+        if not self.spelling.is_missing(text):
+            return value, self._remember(written, self.words.setdefault(text, len(self.words)))
+        if written and len(self.marks) < MOST_MARKS and "\n" not in written and "," not in written:
+            self.marks.add(written)
+        return value, self._remember(written, -1)
+
+    def _remember(self, written: str, code: int) -> int:
+        if len(self.spellings) < MOST_SPELLINGS:
+            self.spellings[written] = code
+        return code
 
     def _codes_of_names(self, texts: Sequence[str]) -> Array:
-        for text in dict.fromkeys(texts):
-            if text not in self.spellings:
-                name = spelled(text)
-                missing = self.spelling.is_missing(name)
-                self.spellings[text] = -1 if missing else self.words.setdefault(name, len(self.words))
-        return np.fromiter(map(self.spellings.__getitem__, texts), np.int32, len(texts))
+        codes = self.spellings
+        try:
+            return np.fromiter(map(codes.__getitem__, texts), np.int32, len(texts))
+        except KeyError:  # texts that were not seen before
+            for text in dict.fromkeys(texts):
+                if text not in codes:
+                    name = spelled(text)
+                    missing = self.spelling.is_missing(name)
+                    codes[text] = -1 if missing else self.words.setdefault(name, len(self.words))
+            return np.fromiter(map(codes.__getitem__, texts), np.int32, len(texts))
 
     def _add_codes(self, codes: Array, start: int) -> None:
         if self.codes is None:

@@ -7,8 +7,9 @@ is the case of one summary. Summaries consist of plain values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -55,56 +56,126 @@ def summaries(
     `as_text`: columns without numbers; `sums`: columns whose sums are told. A site calls this with its own table and
     one client, and gets what a simulation has for that client.
     """
-    sizes = np.array([len(own) for own in clients])
-    require(sizes.min() > 0, "every client needs a training row.")
-    rows = np.concatenate(clients)
+    everybody = _Rows.of(clients)
     of_columns = {
-        name: _of_column(fields.as_texts() if name in as_text else fields, rows, sizes, name in sums)
+        name: everybody.of_column(fields.as_texts() if name in as_text else fields, name in sums).split()
         for name, fields in columns.items()
     }
-    words = _words(labels, rows, sizes)
+    words = everybody.words(labels)
     return [
-        TableSummary(size, {name: next(found) for name, found in of_columns.items()}, next(words))
-        for size in sizes.tolist()
+        TableSummary(size, {name: next(found) for name, found in of_columns.items()}, own)
+        for size, own in zip(everybody.sizes.tolist(), words, strict=True)
     ]
 
 
-def _of_column(fields: Fields, rows: Array, sizes: Array, sums: bool) -> Iterator[ColumnSummary]:
-    """A summary for every client; `rows` are those of the first client, then those of the second, and so on."""
-    starts = np.cumsum(sizes) - sizes
-    values, texts = fields.numbers[rows], fields.codes[rows] >= 0
-    gaps = np.isnan(values)
-    missing = np.add.reduceat(gaps & ~texts, starts, dtype=np.int64).tolist()
-    numbers = np.add.reduceat(~gaps, starts, dtype=np.int64)
-    low, high = np.fmin.reduceat(values, starts).tolist(), np.fmax.reduceat(values, starts).tolist()
-    several = _sums(values, gaps, numbers, starts, sizes) if sums else None
-    words = _words(fields, rows, sizes)
-    for k, (many, lacking) in enumerate(zip(numbers.tolist(), missing, strict=True)):
-        least, most = (low[k], high[k]) if many else (None, None)
-        own = (many, several[0][k], several[1][k]) if several is not None else None
-        yield ColumnSummary(many, int(sizes[k]) - many - lacking, lacking, next(words), least, most, own)
+def merged_summary(
+    columns: Mapping[str, Fields],
+    labels: Fields,
+    clients: Sequence[Array],
+    as_text: Collection[str] = (),
+    sums: Collection[str] = (),
+) -> TableSummary:
+    """The merger of what `summaries` gives, without a value for every client."""
+    everybody = _Rows.of(clients)
+    found = {
+        name: everybody.of_column(fields.as_texts() if name in as_text else fields, name in sums).merged()
+        for name, fields in columns.items()
+    }
+    return TableSummary(len(everybody.rows), found, everybody.all_words(labels))
 
 
-def _sums(values: Array, gaps: Array, numbers: Array, starts: Array, sizes: Array) -> tuple[list[float], list[float]]:
-    """Σx and Σ(x - mean)² of every client. `reduceat` adds the values of a client in an order of its own."""
-    present = np.where(gaps, 0.0, values) if gaps.any() else values
-    totals = np.add.reduceat(present, starts)
-    centered = present - np.repeat(totals / np.maximum(numbers, 1), sizes)
-    np.square(centered, out=centered)
-    centered[gaps] = 0
-    return totals.tolist(), np.add.reduceat(centered, starts).tolist()
+@dataclass(frozen=True)
+class _Columns:
+    """One column of all clients."""
+
+    numbers: Array  # per client
+    texts: Array
+    missing: Array
+    low: Array  # NaN: no number
+    high: Array
+    totals: Array | None  # Σx
+    squares: Array | None  # Σ(x - mean)²
+    words: Callable[[], list[tuple[str, ...]]]  # of every client
+    all_words: Callable[[], tuple[str, ...]]
+
+    def split(self) -> Iterator[ColumnSummary]:
+        """The summary of every client."""
+        values = (array.tolist() for array in (self.numbers, self.texts, self.missing, self.low, self.high))
+        for many, texts, missing, low, high, words, sums in zip(*values, self.words(), self._sums(), strict=True):
+            least, most = (low, high) if many else (None, None)
+            yield ColumnSummary(many, texts, missing, words, least, most, sums)
+
+    def merged(self) -> ColumnSummary:
+        """The summary of all clients together."""
+        many, texts, missing = (int(array.sum()) for array in (self.numbers, self.texts, self.missing))
+        low, high = (float(np.fmin.reduce(self.low)), float(np.fmax.reduce(self.high))) if many else (None, None)
+        several = self._sums()
+        sums = None if several[0] is None else _added([own for own in several if own is not None])
+        return ColumnSummary(many, texts, missing, self.all_words(), low, high, sums)
+
+    def _sums(self) -> list[tuple[int, float, float] | None]:
+        if self.totals is None or self.squares is None:
+            return [None] * len(self.numbers)
+        return list(zip(self.numbers.tolist(), self.totals.tolist(), self.squares.tolist(), strict=True))
 
 
-def _words(fields: Fields, rows: Array, sizes: Array) -> Iterator[tuple[str, ...]]:
-    """The different texts of every client, sorted."""
-    many = len(fields.words)
-    owned: list[list[str]] = [[] for _ in sizes]
-    if many:
-        codes = fields.codes[rows]
-        cells = np.repeat(np.arange(len(sizes)), sizes)[codes >= 0] * many + codes[codes >= 0]
+@dataclass(frozen=True)
+class _Rows:
+    """The training rows of all clients: those of the first, then those of the second, and so on."""
+
+    rows: Array
+    sizes: Array
+
+    @staticmethod
+    def of(clients: Sequence[Array]) -> _Rows:
+        sizes = np.array([len(own) for own in clients])
+        require(sizes.min() > 0, "every client needs a training row.")
+        return _Rows(np.concatenate(clients), sizes)
+
+    def of_column(self, fields: Fields, sums: bool) -> _Columns:
+        starts = np.cumsum(self.sizes) - self.sizes
+        values = fields.numbers[self.rows]
+        gaps = np.isnan(values)
+        numbers = self.sizes - np.add.reduceat(gaps, starts, dtype=np.int64)
+        texts = np.zeros_like(numbers)
+        if fields.words:
+            texts = np.add.reduceat(fields.codes[self.rows] >= 0, starts, dtype=np.int64)
+        low, high = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+        totals, squares = self._sums(values, gaps, numbers, starts) if sums else (None, None)
+        return _Columns(
+            numbers, texts, self.sizes - numbers - texts, low, high, totals, squares,
+            partial(self.words, fields), partial(self.all_words, fields),
+        )  # fmt: skip
+
+    def _sums(self, values: Array, gaps: Array, numbers: Array, starts: Array) -> tuple[Array, Array]:
+        """Σx and Σ(x - mean)² of every client. `reduceat` adds the values of a client in an order of its own."""
+        any_gaps = bool(gaps.any())
+        present = np.where(gaps, 0.0, values) if any_gaps else values
+        totals = np.add.reduceat(present, starts)
+        centered = present - np.repeat(totals / np.maximum(numbers, 1), self.sizes)
+        np.square(centered, out=centered)
+        if any_gaps:
+            centered[gaps] = 0
+        return totals, np.add.reduceat(centered, starts)
+
+    def words(self, fields: Fields) -> list[tuple[str, ...]]:
+        """The different texts of every client, sorted."""
+        many = len(fields.words)
+        if not many:
+            return [()] * len(self.sizes)
+        owned: list[list[str]] = [[] for _ in self.sizes]
+        codes = fields.codes[self.rows]
+        cells = np.repeat(np.arange(len(self.sizes)), self.sizes)[codes >= 0] * many + codes[codes >= 0]
         for cell in np.unique(cells).tolist():
             owned[cell // many].append(fields.words[cell % many])
-    return (tuple(sorted(words)) for words in owned)
+        return [tuple(sorted(words)) for words in owned]
+
+    def all_words(self, fields: Fields) -> tuple[str, ...]:
+        """The different texts of all clients, sorted."""
+        if not fields.words:
+            return ()
+        found = np.bincount(fields.codes[self.rows] + 1, minlength=len(fields.words) + 1)[1:]
+        return tuple(sorted(fields.words[code] for code in np.flatnonzero(found).tolist()))
 
 
 def merge(summaries: Sequence[TableSummary]) -> TableSummary:

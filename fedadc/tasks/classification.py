@@ -38,10 +38,9 @@ class Classification(Task):
     def label_problem(self, y: Tensor, split: str) -> str:
         if y.dtype != torch.int64 or y.ndim != 1:
             return f"{split} labels must be int64 [n], not {y.dtype} {list(y.shape)}"
-        invalid = torch.nonzero((y < 0) | (y >= self.classes))
-        if not len(invalid):
+        if not len(y) or (int(y.min()) >= 0 and int(y.max()) < self.classes):
             return ""
-        sample = int(invalid[0, 0])
+        sample = int(torch.nonzero((y < 0) | (y >= self.classes))[0, 0])
         return f"label {int(y[sample])} of {split} sample {sample} is outside 0..{self.classes - 1}"
 
     def blank_labels(self, samples: int) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedadc.data.columns import Fields
 from fedadc.data.spelling import DEFAULT_SPELLING, number, number_name
-from fedadc.data.summaries import ColumnSummary, TableSummary, merge, summaries
+from fedadc.data.summaries import ColumnSummary, TableSummary, merge, merged_summary, summaries
 from fedadc.errors import FedadcError
 
 WORDS = st.sampled_from(["", "NaN", "-nan", "inf", "1e31", "1", " 1 ", "-2.5", "1_0", "٣", "x", " x", "y z", "1e-300"])
@@ -45,6 +45,11 @@ def test_a_summary_is_what_it_says_and_merging_is_pooling(rows: list[tuple[str, 
         assert summary.labels == tuple(sorted({f"l{first[i]}".strip() for i in own})) and summary.rows == len(own)
     (pooled,) = summaries(fields, labels, [np.arange(len(rows))], as_text={"b"} if as_text else ())
     assert merge(found) == pooled == merge(found[::-1])
+    texts, summed = {"b"} if as_text else set(), {"a", "b"}
+    told = summaries(fields, labels, clients, texts, summed)
+    assert merge(told) == merged_summary(fields, labels, clients, texts, summed)
+    for k, own in enumerate(clients):  # a site has no other rows
+        assert summaries(fields, labels, [own], texts, summed) == [told[k]]
 
 
 def test_numbers_are_read_as_float64_and_words_are_not_numbers() -> None:

@@ -11,6 +11,7 @@ import csv
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,8 @@ MAX_COLUMNS = 100_000
 PARSED_AT_ONCE = 1 << 21  # characters that are parsed at once
 LONGEST_LINE = 131_072  # characters; a longer line may have a field beyond the limit of the csv module
 MOST_PARSED = 2_000  # columns; of wider tables, NumPy's types would take longer than the parsing
+SIGNED_NAN = ("-n", "-N", "+n", "+N")  # how -nan begins, which NumPy takes for a missing number
+EMPTY = (",,", "\n,", ",\n", ",\r")
 # the columns of texts (labels and clients) and those to leave out, given the header
 Choose = Callable[[Sequence[str]], tuple[Collection[str], Collection[str]]]
 
@@ -122,9 +125,10 @@ class _Reader:
         if not simple or max(map(len, lines)) > LONGEST_LINE or text.isspace():
             return False
         kinds = [(f"{k}", self._kind(name)) for k, name in enumerate(self.header)]
-        marks = {mark for column in self.growing.values() for mark in column.marks} if self.replaces else set()
+        marks = {mark for column in self.growing.values() for mark in column.marks}
         try:
-            rows = self._marked(text, marks) if marks else lines
+            has_gaps = marks or text.startswith(",") or any(ends in text for ends in EMPTY)
+            rows = _with_nan(text, marks) if has_gaps and self.replaces else lines
             found = np.loadtxt(rows, np.dtype(kinds, align=True), comments=None, delimiter=",", ndmin=1)
         except ValueError:
             return False
@@ -137,7 +141,7 @@ class _Reader:
                     return False
             elif name in self.growing:
                 self.growing[name].add_texts(found[f"{k}"].tolist(), self.rows)
-        if gaps and (not self.replaces or any(sign in text.lower() for sign in ("-nan", "+nan"))):
+        if gaps and (not self.replaces or any(sign in text for sign in SIGNED_NAN)):
             return False  # the block is read again, and overwritten
         self.lines += len(lines)
         self.rows += len(found)
@@ -150,10 +154,20 @@ class _Reader:
         column = self.growing[name]
         return "O" if column.names or column.words else "f8"
 
-    def _marked(self, text: str, marks: Collection[str]) -> list[str]:
-        """The lines of a block, with the spellings of missing numbers replaced by one that NumPy reads."""
-        text = f"\n{text}"
-        for mark in marks:
-            for before, after in ((",", ","), (",", ","), ("\n", ","), (",", "\n"), (",", "\r")):  # neighbors take two
-                text = text.replace(f"{before}{mark}{after}", f"{before}nan{after}")
-        return text.split("\n")
+
+def _with_nan(text: str, marks: Collection[str]) -> list[str]:
+    """The lines of a block, with "nan" in empty fields and for these spellings of missing numbers."""
+    text = f"\n{text}"
+    for mark in marks:
+        for before, after in ((",", ","), (",", ","), ("\n", ","), (",", "\n"), (",", "\r")):  # neighbors take two
+            text = text.replace(f"{before}{mark}{after}", f"{before}nan{after}")
+    return _fill(text.encode()).decode().split("\n")
+
+
+def _fill(text: bytes) -> bytes:
+    """The text with "nan" in every empty field."""
+    block = np.frombuffer(text, np.uint8)
+    comma, line = block == ord(","), block == ord("\n")
+    ends = comma | line | (block == ord("\r"))
+    places = (np.flatnonzero((comma[:-1] & ends[1:]) | (line[:-1] & comma[1:])) + 1).tolist()
+    return b"nan".join([text[start:end] for start, end in pairwise([0, *places, len(text)])])

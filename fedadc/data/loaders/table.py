@@ -30,7 +30,7 @@ from fedadc.data.encoding import (
 )
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.split import HeldOut, SplitRows
-from fedadc.data.summaries import TableSummary, merge, summaries
+from fedadc.data.summaries import TableSummary, merged_summary, summaries
 from fedadc.data.targets import notes_about_targets
 from fedadc.errors import DataError, require, unknown
 
@@ -111,14 +111,19 @@ class Table:
         `sums`: whether they have the sums of numbers; None: if the scale asks clients for them. Those of numbers to
         predict are always there.
         """
+        return summaries(*self._summarized(rows, as_text, sums))
+
+    def summary(self, rows: Array, as_text: Collection[str] = ()) -> TableSummary:
+        """The summaries of all clients, merged."""
+        return merged_summary(*self._summarized(rows, as_text, None))
+
+    def _summarized(
+        self, rows: Array, as_text: Collection[str], sums: bool | None
+    ) -> tuple[dict[str, Fields], Fields, list[Array], set[str], set[str]]:
         summed = self.used if (self.rules.sums if sums is None else sums) else ()
-        return summaries(
-            {name: self.columns[name] for name in (*self.used, *self.rules.targets)},
-            self.labels,
-            self._shares(rows),
-            {*as_text, *self.rules.categories},
-            {*summed, *self.rules.targets},
-        )
+        columns = {name: self.columns[name] for name in (*self.used, *self.rules.targets)}
+        as_text = {*as_text, *self.rules.categories}
+        return columns, self.labels, self._shares(rows), as_text, {*summed, *self.rules.targets}
 
     def _shares(self, rows: Array) -> list[Array]:
         if self.clients is None:
@@ -204,12 +209,10 @@ def data_of(table: Table, name: str, held_out: HeldOut, fit_on: Collection[str] 
     if fit_on is not None and table.owners is not None:
         fitted = fitted[np.isin(table.owners[fitted], list(fit_on))]
         require(len(fitted) > 0, f"{table.source} has no training rows of {', '.join(fit_on)[:60]}.", DataError)
-    told = table.summaries(fitted)
-    summary = merge(told)
+    summary = table.summary(fitted)
     refuse_stray_texts(summary, table.rules, table.locate)
     if summary.mixed:
-        told = table.summaries(fitted, as_text=summary.mixed)
-        summary = merge(told)
+        summary = table.summary(fitted, summary.mixed)
     encoding = fit_encoding(summary, table)
     if table.rules.scale == "per-client":
         require(table.client is not None, "scale: per-client needs data that names its clients: set client.")
