@@ -30,7 +30,7 @@ from fedadc.tasks import Target
 
 MISSING_CATEGORY = "(missing)"
 INTEGER = re.compile(r"[+-]?\d{1,18}")  # every number of 18 digits fits into int64
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 512
 KEPT_DIGITS = 6  # of the constants of standard scaling, so that they are stable and can be pasted
 # where a column has one of these texts, and which of them: ("table.csv, row 7", "abc")
 Locate = Callable[[str, Collection[str]], tuple[str, str]]

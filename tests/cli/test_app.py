@@ -543,7 +543,8 @@ def test_the_notes_of_a_loader_are_printed_and_recorded(call: Any, tmp_path: Pat
     rows = "\n".join(f"{i},{'ab'[i % 2]},{i % 3}" for i in range(60))
     (tmp_path / "t.csv").write_text(f"age,kind,label\n{rows}\n")
     (tmp_path / "t.yaml").write_text(
-        "rounds: 1\ndata: {name: csv, path: t.csv, label: label, clients: 4}\nmodel: logistic\nlocal: {lr: 0.001}\n"
+        "rounds: 1\ndata: {name: csv, path: t.csv, label: label, clients: 4, scale: none}\nmodel: logistic\n"
+        "local: {lr: 0.001}\n"
     )
     answer = call("run", "t.yaml", "--out", "a")
     fine(answer)

@@ -23,10 +23,9 @@ from fedadc.errors import DataError, kind_of_failure, one_line, require, require
 
 MAX_COLUMNS = 100_000
 PARSED_AT_ONCE = 1 << 21  # characters that are parsed at once
+PARSED_FIRST = 1 << 15  # the first block shows which columns have texts, which takes more time
 LONGEST_LINE = 131_072  # characters; a longer line may have a field beyond the limit of the csv module
 MOST_PARSED = 2_000  # columns; of wider tables, NumPy's types would take longer than the parsing
-SIGNED_NAN = ("-n", "-N", "+n", "+N")  # how -nan begins, which NumPy takes for a missing number
-EMPTY = (",,", "\n,", ",\n", ",\r")
 # the columns of texts (labels and clients) and those to leave out, given the header
 Choose = Callable[[Sequence[str]], tuple[Collection[str], Collection[str]]]
 
@@ -84,7 +83,7 @@ class _Reader:
         self.growing = {name: GrowingColumn(spelling, name in names) for name in self.header if name not in dropped}
         self.replaces = spelling.is_missing("nan")
         size, read = self.path.stat().st_size, 0
-        while lines := self.stream.readlines(PARSED_AT_ONCE):
+        while lines := self.stream.readlines(PARSED_AT_ONCE if read else PARSED_FIRST):
             text = "".join(lines)
             read += len(text)
             self._reserve(len(lines), size / read)
@@ -127,8 +126,7 @@ class _Reader:
         kinds = [(f"{k}", self._kind(name)) for k, name in enumerate(self.header)]
         marks = {mark for column in self.growing.values() for mark in column.marks}
         try:
-            has_gaps = marks or text.startswith(",") or any(ends in text for ends in EMPTY)
-            rows = _with_nan(text, marks) if has_gaps and self.replaces else lines
+            rows = _with_nan(lines, text, marks) if self.replaces else lines
             found = np.loadtxt(rows, np.dtype(kinds, align=True), comments=None, delimiter=",", ndmin=1)
         except ValueError:
             return False
@@ -141,7 +139,7 @@ class _Reader:
                     return False
             elif name in self.growing:
                 self.growing[name].add_texts(found[f"{k}"].tolist(), self.rows)
-        if gaps and (not self.replaces or any(sign in text for sign in SIGNED_NAN)):
+        if gaps and (not self.replaces or _has_signed_nan(text)):
             return False  # the block is read again, and overwritten
         self.lines += len(lines)
         self.rows += len(found)
@@ -155,19 +153,25 @@ class _Reader:
         return "O" if column.names or column.words else "f8"
 
 
-def _with_nan(text: str, marks: Collection[str]) -> list[str]:
+def _with_nan(lines: list[str], text: str, marks: Collection[str]) -> list[str]:
     """The lines of a block, with "nan" in empty fields and for these spellings of missing numbers."""
-    text = f"\n{text}"
     for mark in marks:
+        text = f"\n{text}"
         for before, after in ((",", ","), (",", ","), ("\n", ","), (",", "\n"), (",", "\r")):  # neighbors take two
             text = text.replace(f"{before}{mark}{after}", f"{before}nan{after}")
-    return _fill(text.encode()).decode().split("\n")
-
-
-def _fill(text: bytes) -> bytes:
-    """The text with "nan" in every empty field."""
-    block = np.frombuffer(text, np.uint8)
+    encoded = text.encode()
+    block = np.frombuffer(encoded, np.uint8)
     comma, line = block == ord(","), block == ord("\n")
-    ends = comma | line | (block == ord("\r"))
-    places = (np.flatnonzero((comma[:-1] & ends[1:]) | (line[:-1] & comma[1:])) + 1).tolist()
-    return b"nan".join([text[start:end] for start, end in pairwise([0, *places, len(text)])])
+    ends = comma | line | (block == ord("\r")) if "\r" in text else comma | line
+    places = np.flatnonzero((comma[:-1] & ends[1:]) | (line[:-1] & comma[1:])) + 1
+    if not len(places) and not marks and not text.startswith(","):
+        return lines
+    starts = [0, *([0] if text.startswith(",") else []), *places.tolist(), len(encoded)]
+    return b"nan".join([encoded[start:end] for start, end in pairwise(starts)]).decode().split("\n")
+
+
+def _has_signed_nan(text: str) -> bool:
+    """Whether a block may have a field such as -nan, which NumPy takes for a missing number."""
+    block = np.frombuffer(text.encode(), np.uint8)
+    signs = (block[:-1] == ord("-")) | (block[:-1] == ord("+"))
+    return bool((signs & ((block[1:] | 32) == ord("n"))).any())

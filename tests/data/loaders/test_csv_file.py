@@ -46,6 +46,7 @@ def test_columns_are_their_fields_one_by_one(
     block = data.draw(st.sampled_from([1, 20, 100, 1 << 21]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_file, "PARSED_AT_ONCE", block)
+        patch.setattr(csv_file, "PARSED_FIRST", block)
         found = read_columns(path, spelling, lambda _: (["c0"], []))
     assert list(found) == header
     for k, name in enumerate(header):
@@ -81,5 +82,6 @@ def test_a_bad_row_in_the_middle_is_named(
     good = "1.5,x\n" * 100
     path.write_bytes(f"a,b\n\n{good}{bad}\n{good}".encode(errors="surrogatepass"))
     monkeypatch.setattr(csv_file, "PARSED_AT_ONCE", block)
+    monkeypatch.setattr(csv_file, "PARSED_FIRST", block)
     with pytest.raises(FedadcError, match=words):
         read_columns(path, DEFAULT_SPELLING, lambda _: (["b"], []))
