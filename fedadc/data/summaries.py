@@ -56,7 +56,7 @@ def summaries(
     `as_text`: columns without numbers; `sums`: columns whose sums are told. A site calls this with its own table and
     one client, and gets what a simulation has for that client.
     """
-    everybody = _Rows.of(clients)
+    everybody = _ClientRows.of(clients)
     of_columns = {
         name: everybody.of_column(fields.as_texts() if name in as_text else fields, name in sums).split()
         for name, fields in columns.items()
@@ -76,7 +76,7 @@ def merged_summary(
     sums: Collection[str] = (),
 ) -> TableSummary:
     """The merger of what `summaries` gives, without a value for every client."""
-    everybody = _Rows.of(clients)
+    everybody = _ClientRows.of(clients)
     found = {
         name: everybody.of_column(fields.as_texts() if name in as_text else fields, name in sums).merged()
         for name, fields in columns.items()
@@ -85,7 +85,7 @@ def merged_summary(
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _ColumnOfClients:
     """One column of all clients."""
 
     numbers: Array  # per client
@@ -120,19 +120,19 @@ class _Columns:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _ClientRows:
     """The training rows of all clients: those of the first, then those of the second, and so on."""
 
     rows: Array
     sizes: Array
 
     @staticmethod
-    def of(clients: Sequence[Array]) -> _Rows:
+    def of(clients: Sequence[Array]) -> _ClientRows:
         sizes = np.array([len(own) for own in clients])
         require(sizes.min() > 0, "every client needs a training row.")
-        return _Rows(np.concatenate(clients), sizes)
+        return _ClientRows(np.concatenate(clients), sizes)
 
-    def of_column(self, fields: Fields, sums: bool) -> _Columns:
+    def of_column(self, fields: Fields, sums: bool) -> _ColumnOfClients:
         starts = np.cumsum(self.sizes) - self.sizes
         values = fields.numbers[self.rows]
         gaps = np.isnan(values)
@@ -142,7 +142,7 @@ class _Rows:
             texts = np.add.reduceat(fields.codes[self.rows] >= 0, starts, dtype=np.int64)
         low, high = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
         totals, squares = self._sums(values, gaps, numbers, starts) if sums else (None, None)
-        return _Columns(
+        return _ColumnOfClients(
             numbers, texts, self.sizes - numbers - texts, low, high, totals, squares,
             partial(self.words, fields), partial(self.all_words, fields),
         )  # fmt: skip
