@@ -26,6 +26,7 @@ class Judged:
     labels: Array  # int64 [n]
     predicted: Array  # int64 [n]
     probabilities: Array  # float64 [n, classes]
+    logits: Array  # float64 [n, classes]
     positive: int | None = None  # the class of binary figures; None: means over all classes
 
     def __post_init__(self) -> None:
@@ -41,9 +42,24 @@ class Judged:
         return int(self.probabilities.shape[1])
 
     @cached_property
+    def scores(self) -> Array:
+        """Log odds of every class against all others, float64 [n, classes]; of confident rows they differ, too.
+
+        They rank rows as probabilities do, but probabilities near 1 are rounded to 1 and would be ties.
+        """
+        rows, top = np.arange(len(self.logits)), self.logits.argmax(axis=1)
+        highest, rest = self.logits[rows, top][:, None], self.logits.copy()
+        rest[rows, top] = -np.inf
+        shares = np.exp(rest - highest)
+        others = np.maximum(shares.sum(axis=1, keepdims=True) - shares, 0)
+        scores: Array = self.logits - highest - np.log1p(others)
+        scores[rows, top] = highest[:, 0] - np.logaddexp.reduce(rest, axis=1)
+        return scores
+
+    @cached_property
     def levels(self) -> list[Array]:
-        """Per class, the number of every row's probability among the different ones, in ascending order."""
-        return [np.unique(column, return_inverse=True)[1].reshape(-1) for column in self.probabilities.T]
+        """Per class, the number of every row's score among the different ones, in ascending order."""
+        return [np.unique(column, return_inverse=True)[1].reshape(-1) for column in self.scores.T]
 
     def confusion(self, rows: Array) -> Array:
         """The number of these rows by label and prediction, int64 [classes, classes]."""
@@ -51,7 +67,7 @@ class Judged:
         return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
     def ranked(self, rows: Array, of: int) -> tuple[Array, Array]:
-        """The number of rows of a class, and of other rows, at every different probability, in ascending order."""
+        """The number of rows of a class, and of other rows, at every different score, in ascending order."""
         levels = self.levels[of]
         pairs = 2 * levels[rows] + (self.labels[rows] == of)
         counts = np.bincount(pairs, minlength=2 * int(levels.max()) + 2).reshape(-1, 2)
@@ -85,24 +101,6 @@ def precision_over_recall(positives: Array, negatives: Array) -> float | None:
     found = np.cumsum(positives[::-1])
     precision = found / np.maximum(np.cumsum((positives + negatives)[::-1]), 1)
     return float((positives[::-1] / total * precision).sum())
-
-
-def _counts(positive: Array, scores: Array) -> tuple[Array, Array]:
-    require(positive.shape == scores.shape, f"{len(positive)} labels do not match {len(scores)} scores.")
-    level = np.unique(scores, return_inverse=True)[1].reshape(-1)
-    different = int(level.max(initial=0)) + 1
-    counts = np.bincount(2 * level + positive, minlength=2 * different).reshape(different, 2)
-    return counts[:, 1], counts[:, 0]
-
-
-def auroc(positive: Array, scores: Array) -> float | None:
-    """The area under the ROC curve of scores, exactly; None unless there are positive and negative rows."""
-    return area_under_roc(*_counts(np.asarray(positive, dtype=bool), np.asarray(scores)))
-
-
-def average_precision(positive: Array, scores: Array) -> float | None:
-    """The average precision of scores, exactly; None without a positive row."""
-    return precision_over_recall(*_counts(np.asarray(positive, dtype=bool), np.asarray(scores)))
 
 
 def mean_of_known(values: list[float | None]) -> float | None:

@@ -123,7 +123,8 @@ class SplitReport:
         self.require_classes("a figure by class")
         outputs, labels = self.outputs
         probabilities = self.counter.task.predicted(outputs)
-        return Judged(labels.numpy(), outputs.argmax(dim=1).numpy(), probabilities, self.positive_number)
+        predicted, logits = outputs.argmax(dim=1).numpy(), outputs.double().numpy()
+        return Judged(labels.numpy(), predicted, probabilities, logits, self.positive_number)
 
     def numbers(self, rows: Array) -> dict[str, float | None]:
         """The metrics of some of the rows that are single numbers, then the figures that were asked for."""
