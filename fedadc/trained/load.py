@@ -90,7 +90,11 @@ class LoadedRun:
         return plan.federation
 
     def predict(self, data: Any, watch: Watcher | None = None) -> Predictions:
-        """Predict rows without labels: a path, a DataFrame, a dict of columns, or an array or tensor of raw inputs."""
+        """Predict rows without labels: a path, a DataFrame, a dict of columns, or an array or tensor of raw inputs.
+
+        For a table, an array has the columns of training in their order, all of them numbers. `Samples` of a data set
+        are taken as they are.
+        """
         new = read_new_data(data, self.preprocessing)
         return Predictions(self._outputs(new.samples, watch), self.preprocessing.spec, new.rows, new.notes)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Samples
@@ -36,13 +37,15 @@ class NewData:
 
 
 def read_new_data(data: Any, schema: DataSchema) -> NewData:
-    """The inputs in a file, a folder, a DataFrame, columns by name or an array."""
+    """The inputs in a file, a folder, a DataFrame, columns by name, an array, or samples of a data set."""
     if isinstance(data, str | Path):
         return _read_path(Path(data), schema)
+    if isinstance(data, Samples):  # of a table, encoded already
+        return NewData(inputs_like(schema.spec, data.x, "x"))
     if isinstance(data, Mapping) or hasattr(data, "columns"):
         require(schema.encoding is not None, _no_table(schema))
         return _from_table("the table", data, schema)
-    return NewData(inputs_like(schema.spec, data, "x"))
+    return _from_array("the array", data, schema)
 
 
 def _read_path(path: Path, schema: DataSchema) -> NewData:
@@ -68,6 +71,30 @@ def _from_table(where: str, rows: Any, schema: DataSchema) -> NewData:
     x = encoded(columns, encoding, where)
     notes = (*_ignored(where, others), *_unknown(where, columns, encoding))
     return NewData(inputs_like(schema.spec, x, where), notes=notes)
+
+
+def _from_array(where: str, array: Any, schema: DataSchema) -> NewData:
+    """Raw inputs. For a table they are its columns of numbers, in the order of training."""
+    if schema.encoding is None:
+        return NewData(inputs_like(schema.spec, array, "x" if where == "the array" else where))
+    columns = schema.encoding.columns
+    instead = "give a DataFrame, a dict of columns or a CSV file"
+    named = [column.name for column in columns if column.categories is not None or column.by_client]
+    require(
+        not named,
+        f"{where} names no columns, but the model was trained on a table whose columns are not all plain numbers "
+        f"({_shown(named)}); {instead}.",
+    )
+    try:
+        values = np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} must be numbers of one shape ({error}).") from error
+    order = f"the columns {_shown([column.name for column in columns])}, in this order"
+    require(
+        values.ndim == 2 and values.shape[1] == len(columns),
+        f"{where} has the shape {list(values.shape)}, but the model needs [n, {len(columns)}]: {order}; or {instead}.",
+    )
+    return _from_table(where, {column.name: values[:, i] for i, column in enumerate(columns)}, schema)
 
 
 def _ignored(where: str, left: Sequence[str]) -> list[str]:
@@ -105,7 +132,8 @@ def _from_npz(path: Path, schema: DataSchema) -> NewData:
     require(name is not None, f"{path} needs an array x; it has {', '.join(list(arrays)[:10]) or 'none'}.", DataError)
     others = [other for other in arrays if other != name]
     notes = (f"{path}: arrays other than {name} are ignored: {_shown(others)}",) if others else ()
-    return NewData(inputs_like(schema.spec, arrays[str(name)], str(path)), notes=notes)
+    found = _from_array(str(path), arrays[str(name)], schema)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def _from_images(path: Path, schema: DataSchema) -> NewData:

@@ -106,6 +106,11 @@ def raw_inputs(loaded: LoadedRun, rows: int) -> torch.Tensor:
     return torch.from_numpy(rng.normal(size=shape).astype(schema.dtype))
 
 
+def samples(x: torch.Tensor) -> Samples:
+    """Inputs as samples of a data set: of a table, encoded already."""
+    return Samples(x, torch.zeros(len(x), dtype=torch.int64))
+
+
 def in_a_process(program: str, folder: Path, **environment: str) -> str:
     """The output of a program that cannot import fedadc."""
     blocked = "import sys; sys.modules['fedadc'] = None\n"
@@ -141,7 +146,7 @@ def test_torch_export_gives_the_same_bits_to_a_process_without_fedadc(
     expected = {}
     for rows in (1, 2, 5, 32):
         x = raw_inputs(loaded, rows)
-        expected[rows] = loaded.predict(x).outputs
+        expected[rows] = loaded.predict(samples(x)).outputs
         np.save(tmp_path / f"x{rows}.npy", x.float().numpy())
     in_a_process(ALONE.format(folder=folder, place=tmp_path), tmp_path, **kernels)
     for rows, outputs in expected.items():
@@ -155,7 +160,7 @@ def test_onnx_gives_the_same_classes_and_nearly_the_same_outputs(exported: tuple
     for rows in (1, 7, 50):
         x = raw_inputs(loaded, rows)
         (outputs,) = session.run(None, {"x": x.float().numpy()})
-        expected = loaded.predict(x)
+        expected = loaded.predict(samples(x))
         assert np.abs(outputs - expected.outputs).max() <= 1e-5
         assert (outputs.argmax(axis=1) == expected.outputs.argmax(axis=1)).all()
 
@@ -171,10 +176,10 @@ def test_a_state_dict_gives_the_same_bits_to_a_module_of_ones_own(exported: tupl
     inputs = loaded.agreement.inputs
     for rows in (1, 5, 32):
         x = raw_inputs(loaded, rows)
-        normalized, _ = inputs.gather(Samples(x, torch.zeros(rows, dtype=torch.int64)), np.arange(rows))
+        normalized, _ = inputs.gather(samples(x), np.arange(rows))
         with torch.no_grad(), deterministic():
             outputs = module(normalized).numpy()
-        assert (outputs == loaded.predict(x).outputs).all()
+        assert (outputs == loaded.predict(samples(x)).outputs).all()
 
 
 def test_the_same_run_gives_the_same_files_in_another_process(exported: tuple[LoadedRun, Path], tmp_path: Path) -> None:
@@ -299,7 +304,7 @@ def test_the_own_model_of_a_client(tmp_path: Path) -> None:
     x = raw_inputs(loaded, 9)
     program = torch.export.load(tmp_path / "out/model.pt2").module()
     with torch.no_grad(), deterministic():
-        assert (program(x).numpy() == loaded.predict(x).outputs).all()
+        assert (program(x).numpy() == loaded.predict(samples(x)).outputs).all()
     assert "The model is the own one of client w1." in (tmp_path / "out/README.md").read_text()
     with pytest.raises(FedadcError, match="each client has its own; give `client`"):
         fedadc.export(tmp_path / "run", tmp_path / "other")

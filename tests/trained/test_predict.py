@@ -14,6 +14,7 @@ from PIL import Image
 
 import fedadc
 from commands import Call, fine, refused
+from fedadc.data.dataset import Samples
 from fedadc.errors import DataError, FedadcError
 from fedadc.trained.load import LoadedRun
 from tables import LOCAL, ROWS, table_config, write_table
@@ -35,10 +36,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def encoded(x: np.ndarray | torch.Tensor) -> Samples:
+    """Features of a table as samples of a data set."""
+    return Samples(torch.as_tensor(x), torch.zeros(len(x), dtype=torch.int64))
+
+
 def test_predictions_have_the_bits_and_the_accuracy_of_evaluation(place: Path) -> None:
     loaded = fedadc.load(place / "run")
     test, labels = np.load(place / "test.npy"), np.load(place / "labels.npy")
-    found = loaded.predict(test)
+    found = loaded.predict(encoded(test))
     assert (found.outputs == np.load(place / "logits.npy")).all() and len(test) > 16, "several batches"
     right = found.classes == np.array(loaded.classes)[labels]
     assert right.mean() == loaded.history[-1]["test_accuracy"]
@@ -83,8 +89,12 @@ def test_what_is_unknown_is_noted_and_what_is_missing_is_refused(place: Path, tm
         loaded.predict({"age": [1]})
     with pytest.raises(DataError, match=r"the table, row 3, column age: 'old' is not a number"):
         loaded.predict({"age": [1, "old"], "cp": ["typical", "typical"]})
+    with pytest.raises(
+        FedadcError, match=r"not all plain numbers \(cp\); give a DataFrame, a dict of columns or a CSV"
+    ):
+        loaded.predict(np.zeros((2, 6), dtype=np.float32))
     with pytest.raises(FedadcError, match=r"x has inputs \[3\] of type"):
-        loaded.predict(np.zeros((2, 3), dtype=np.float32))
+        loaded.predict(encoded(np.zeros((2, 3), dtype=np.float32)))
     with pytest.raises(DataError, match=r"there is no nowhere\.csv"):
         loaded.predict("nowhere.csv")
 
@@ -120,7 +130,7 @@ def test_other_models_of_a_run(place: Path) -> None:
     main, ema = fedadc.load(place / "run"), fedadc.load(place / "run", model="ema")
     test, labels = np.load(place / "test.npy"), np.load(place / "labels.npy")
     assert not torch.equal(main.agreement.start, ema.agreement.start)
-    right = ema.predict(test).classes == np.array(ema.classes)[labels]
+    right = ema.predict(encoded(test)).classes == np.array(ema.classes)[labels]
     assert right.mean() == main.history[-1]["ema_test_accuracy"]
     with pytest.raises(FedadcError, match=r"no model-swa\.safetensors: the other models of this run are: ema"):
         fedadc.load(place / "run", model="swa")
@@ -140,7 +150,7 @@ def test_a_client_predicts_with_its_own_model_without_its_data(method: str, tmp_
         own = kept[number] if number in kept else federation.agreement.client_state(theta)
         expected = federation.method.personal(theta, own)
         assert torch.equal(loaded.agreement.start, expected) and torch.equal(by_number.agreement.start, expected)
-        outputs = loaded.predict(x).outputs
+        outputs = loaded.predict(encoded(x)).outputs
         assert federation.method.personalized == (method != "local_only")
         if federation.method.personalized:
             assert (outputs == federation.predict(result.state, x, client=name).numpy()).all(), name
@@ -239,3 +249,32 @@ def test_a_regression_predicts_numbers_in_units_of_the_labels(tmp_path: Path) ->
     assert (tmp_path / "a.csv").read_text().startswith("predicted_")
     with pytest.raises(FedadcError, match="a regression predicts no classes; its numbers are in `values`"):
         _ = found.classes
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_an_array_for_a_table_is_encoded_as_its_columns_are(gaps: bool, tmp_path: Path) -> None:
+    """One column more with gaps: the encoded width is not that of the table."""
+    rng = np.random.default_rng(0)
+    age, pulse = rng.normal(50, 9, 60), rng.normal(100, 20, 60).round(2)
+    rows = [
+        f"{'' if gaps and k < 5 else a},{b},{'yes' if a > 50 else 'no'}"
+        for k, (a, b) in enumerate(zip(age, pulse, strict=True))
+    ]
+    (tmp_path / "train.csv").write_text("\n".join(["age,pulse,sick", *rows, ""]))
+    data = {"name": "csv", "path": str(tmp_path / "train.csv"), "label": "sick", "clients": 2}
+    fedadc.run({"rounds": 1, "data": data, "model": {"name": "mlp", "hidden": [4]}, "local": LOCAL}, out=tmp_path / "r")
+    loaded = fedadc.load(tmp_path / "r")
+    x = np.stack([age, pulse], axis=1)
+    x[3, 0] = np.nan
+    np.savez(tmp_path / "new.npz", x=x)
+    expected = loaded.predict({"pulse": x[:, 1], "age": x[:, 0]}).outputs
+    for same in (x, torch.from_numpy(x), x.tolist(), tmp_path / "new.npz"):
+        assert (loaded.predict(same).outputs == expected).all()
+    single = x.astype(np.float32)
+    by_name = loaded.predict({"age": single[:, 0], "pulse": single[:, 1]})
+    assert (loaded.predict(single).outputs == by_name.outputs).all()
+    for wrong in (x[:, :1], np.zeros((2, 3)), x[0]):
+        with pytest.raises(
+            FedadcError, match=r"needs \[n, 2\]: the columns age, pulse, in this order; or give a DataFrame"
+        ):
+            loaded.predict(wrong)
