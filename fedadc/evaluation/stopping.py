@@ -24,7 +24,7 @@ class Stopping(Settings):
 
     accuracy: float | None = None  # of the validation data if there is any, else of the test data
     patience: int | None = None  # evaluations in a row without an improvement on validation data
-    min_delta: float = 0.0  # what counts as an improvement is larger than this
+    min_delta: float = 0.0  # an improvement over the last one that counted is larger than this
     metric: str | None = None  # of validation data; None: the one by which a run is judged there
 
     def __post_init__(self) -> None:
@@ -53,37 +53,45 @@ def validation_metrics(method: Method, evaluation: Evaluation, task: type[Task] 
 
 @dataclass
 class BestValue:
-    """The best value of a metric over the evaluations so far, and for how many evaluations it has not improved."""
+    """The best value of a metric over the evaluations so far, and for how many evaluations it has not improved.
+
+    An improvement is larger than `min_delta` over the last one that counted; the best value may be a smaller step.
+    """
 
     metric: str | None = None  # None: the metric by which a run is judged on validation data
     min_delta: float = 0.0
     round: int = 0  # of the best value; 0: there is none
     value: float = math.nan
+    counted: float = math.nan  # the value of the last improvement
     since: int = 0
 
     def see(self, round: int, metrics: Mapping[str, Any]) -> bool:
-        """Take note of an evaluation; True if it is the best one so far."""
+        """Take note of an evaluation; True if it is the best one so far. One without the metric is no improvement."""
+        if not any(name.startswith(f"{VALIDATION}_") for name in metrics):
+            return False  # validation data was not evaluated
         if self.metric is None:
             self.metric = next((name for name in JUDGED_BY if name.startswith(VALIDATION) and name in metrics), None)
-        if self.metric is None or self.metric not in metrics:
-            return False
-        value = metrics[self.metric]  # None in a record where it is not finite
-        if isinstance(value, float) and math.isfinite(value) and self._improves(value):
-            self.round, self.value, self.since = round, value, 0
-            return True
+        value = None if self.metric is None else metrics.get(self.metric)  # None where it is not finite
         self.since += 1
-        return False
+        if not isinstance(value, float) or not math.isfinite(value):
+            return False
+        first = not self.round
+        if first or self._gain(value, self.counted) > self.min_delta:
+            self.counted, self.since = value, 0
+        if not first and self._gain(value, self.value) <= 0:
+            return False
+        self.round, self.value = round, value
+        return True
 
-    def _improves(self, value: float) -> bool:
+    def _gain(self, value: float, before: float) -> float:
         higher = self.metric is None or higher_is_better(self.metric)
-        gain = value - self.value if higher else self.value - value
-        return not self.round or gain > self.min_delta
+        return value - before if higher else before - value
 
     def __str__(self) -> str:
-        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        by = f" by more than {self.min_delta:g} over {self.counted:.4g}" if self.min_delta and self.round else ""
         evaluations = "1 evaluation" if self.since == 1 else f"{self.since} evaluations"
-        best = f"best {self.value:.4g} at round {self.round}" if self.round else "it was never finite"
-        return f"{self.metric} has not improved{by} for {evaluations} ({best})"
+        best = f"best {self.value:.4g} at round {self.round}" if self.round else "it never had a finite value"
+        return f"{self.metric or 'the score of validation data'} has not improved{by} for {evaluations} ({best})"
 
 
 class Stopper:

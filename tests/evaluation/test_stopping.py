@@ -89,6 +89,33 @@ def test_which_direction_is_better(name: str, higher: bool) -> None:
     assert higher_is_better(name) == higher
 
 
+def test_an_evaluation_without_the_metric_counts_for_patience() -> None:
+    """R² of equal labels is not defined, so no record has it; a round that is not evaluated does not count."""
+    for stop in (Stopping(patience=2), Stopping(patience=2, metric="validation_r2")):
+        best, name = BestValue(stop.metric), stop.metric or "the score of validation data"
+        for t in (1, 2):
+            assert not best.see(t, {"round": t, "validation_mse": 1.0 / t}) and best.since == t
+        assert not best.see(3, {"round": 3, "test_mse": 1.0}) and best.since == 2
+        found = [{"round": t, "validation_mse": 1.0} for t in (1, 2)]
+        reason = stop_reason(stop, Evaluation(), 9, found)
+        assert reason == f"{name} has not improved for 2 evaluations (it never had a finite value)"
+        assert not stop_reason(stop, Evaluation(), 9, found[:1])
+        assert best.see(4, {"validation_r2": 0.5}) and best.since == 0
+        assert not best.see(5, {"validation_mse": 1.0}) and best.since == 1
+
+
+def test_the_best_model_is_the_best_by_value_though_its_step_was_too_small_to_count() -> None:
+    values = [0.8, 0.75, 0.82, 0.85, 0.7]
+    stop, found = Stopping(patience=4, min_delta=0.1), records_of([*values])
+    reason = stop_reason(stop, Evaluation(), 99, found)
+    expected = "validation_accuracy has not improved by more than 0.1 over 0.8 for 4 evaluations (best 0.85 at round 4)"
+    assert reason == expected
+    kept = BestValue()
+    assert [kept.see(t, record) for t, record in enumerate(found, start=1)] == [True, False, True, True, False]
+    slow = records_of([0.5, 0.55, 0.61, 0.65, 0.72])  # two steps of 0.06 are one improvement
+    assert not stop_reason(Stopping(patience=2, min_delta=0.1), Evaluation(), 99, slow)
+
+
 def federation(validation: float | None = 0.3) -> Federation:
     torch.manual_seed(0)
     data = small_federation()
