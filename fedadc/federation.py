@@ -21,6 +21,7 @@ from fedadc.communication.network import Communication
 from fedadc.data.batches import Augment
 from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.data.loaders.arrays import inputs_like
+from fedadc.data.remarks import about_clients, about_sizes
 from fedadc.data.roster import Roster
 from fedadc.data.schema import DataSchema
 from fedadc.data.shares import local_shares, shares_by_name
@@ -203,7 +204,11 @@ class Federation(ServerHalf):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.data.notes
+        if not self._natural:
+            return self.data.notes
+        weighs_alike = self.coordinator.weighting == "uniform"
+        unequal = about_sizes(self.client_names, self.clients.sizes) if weighs_alike else []
+        return (*self.data.notes, *about_clients(self.data), *unequal)
 
     @property
     def data_schema(self) -> DataSchema:

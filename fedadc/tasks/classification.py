@@ -38,7 +38,8 @@ class Classification(Task):
     def label_problem(self, y: Tensor, split: str) -> str:
         if y.dtype != torch.int64 or y.ndim != 1:
             return f"{split} labels must be int64 [n], not {y.dtype} {list(y.shape)}"
-        if not len(y) or (int(y.min()) >= 0 and int(y.max()) < self.classes):
+        labels = y.numpy()  # torch would start threads for it
+        if not len(y) or (labels.min() >= 0 and labels.max() < self.classes):
             return ""
         sample = int(torch.nonzero((y < 0) | (y >= self.classes))[0, 0])
         return f"label {int(y[sample])} of {split} sample {sample} is outside 0..{self.classes - 1}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fedadc.data.columns import Fields
@@ -11,7 +10,7 @@ from fedadc.data.dataset import Dataset
 from fedadc.data.encoding import TableEncoding, TableRules
 from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.csv_file import read_columns
-from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like
+from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like, with_test
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import require
 
@@ -79,8 +78,7 @@ def _table_data(
     data = data_of(read_table(path, label, client, drop, rules), path.name, held_out, fit_on)
     if test is None:
         return data
-    further = csv_like(test, data)
-    return replace(data, test=further.train, test_owners=further.owners)
+    return with_test(data, csv_like(test, data))
 
 
 def csv_like(path: Path, like: Dataset) -> Dataset:

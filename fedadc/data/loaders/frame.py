@@ -6,13 +6,12 @@ pandas is not imported here: whoever has a DataFrame has it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fedadc.data.dataset import Dataset
 from fedadc.data.encoding import TableRules
 from fedadc.data.loaders.rows import fields_of
-from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like
+from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like, with_test
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import require
 
@@ -52,7 +51,7 @@ def from_frame(
     assert data.encoding is not None
     further = fields_of(test, rules.spelling, names)
     like = data_like(table_like(further, "test", _bytes_of(further), data.encoding), "test", data)
-    return replace(data, test=like.train, test_owners=like.owners)
+    return with_test(data, like)
 
 
 def _bytes_of(columns: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+SHOWN_FILES = 5  # names in a note
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # not EPS, for which Pillow would start Ghostscript
 
 
@@ -39,7 +41,8 @@ def image_folder(path: Path, test: Path | None = None, size: int | None = None) 
         train, test_pair = (
             (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, test_pair)
         )
-    return from_arrays(*train, test_pair, name=name)
+    skipped = [name for folder in (path, test) if folder is not None for name in _skipped(folder)]
+    return replace(from_arrays(*train, test_pair, name=name), notes=notes_about_skipped(skipped))
 
 
 def from_images(
@@ -121,6 +124,22 @@ def _files(path: Path) -> list[tuple[Path, str]]:
         found += inside
     require(bool(found), f"{path} contains no images; it needs one folder of image files per class.", DataError)
     return found
+
+
+def _skipped(path: Path) -> list[str]:
+    """The files in a folder and in its class folders that are no images, but for hidden ones."""
+    found = sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if not file.is_dir())
+    others = [file for file in found if file.suffix.lower() not in ENDINGS or file.parent == path]
+    return [str(file.relative_to(path)) for file in others if not any(part[0] == "." for part in file.parts[-2:])]
+
+
+def notes_about_skipped(names: list[str]) -> tuple[str, ...]:
+    """A note about files that were not read, by name and count."""
+    if not names:
+        return ()
+    more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
+    were = "file was" if len(names) == 1 else "files were"
+    return (f"{len(names)} {were} skipped, as no image of a class: {', '.join(names[:SHOWN_FILES])}{more}",)
 
 
 def _files_without_classes(path: Path) -> list[tuple[Path, str]]:

@@ -29,6 +29,7 @@ from fedadc.data.encoding import (
     standard_constants,
 )
 from fedadc.data.loaders.limits import require_proportionate
+from fedadc.data.remarks import about_columns, about_test_rows
 from fedadc.data.split import HeldOut, SplitRows
 from fedadc.data.summaries import TableSummary, merged_summary, summaries
 from fedadc.data.targets import notes_about_targets
@@ -219,13 +220,20 @@ def data_of(table: Table, name: str, held_out: HeldOut, fit_on: Collection[str] 
         everybody = table.summaries(rows.train, summary.mixed, sums=True)
         own = (own_scales(one, encoding) for one in everybody)
         encoding = replace(encoding, scales=dict(zip(table.names_of(rows.train), own, strict=True)))
+    targets, remarks = fit_targets(summary, table.rules), about_columns(table.columns, fitted, summary, table.used)
+    notes = (*notes_about(encoding, summary), *notes_about_targets(targets), *remarks)
     samples = table.samples(encoding, keep=False)
-    targets = fit_targets(summary, table.rules)
-    notes = (*notes_about(encoding, summary), *notes_about_targets(targets))
     data = Dataset(
         name, samples, encoding.classes, owners=table.owners, notes=notes, encoding=encoding, targets=targets
     )  # fmt: skip
-    return held_out.divide(data, rows)
+    data = held_out.divide(data, rows)
+    return replace(data, notes=(*data.notes, *about_test_rows(data)))
+
+
+def with_test(data: Dataset, further: Dataset) -> Dataset:
+    """A data set with the samples of another one as its test samples."""
+    data = replace(data, test=further.train, test_owners=further.owners)
+    return replace(data, notes=(*data.notes, *about_test_rows(data)))
 
 
 def data_like(table: Table, name: str, like: Dataset) -> Dataset:

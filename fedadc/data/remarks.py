@@ -1,0 +1,100 @@
+"""Remarks before harm: what is probably a mistake in data that can be trained on. They are notes of the data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedadc.data.columns import Array, Fields
+from fedadc.data.dataset import Dataset, Samples
+from fedadc.data.summaries import TableSummary
+from fedadc.rng import generator
+
+LEAST_ROWS = 20  # of fewer rows, nothing is said
+MANY_FEATURES = 100  # of one column
+LONELY_SHOWN = 5  # names in a remark
+ROWS_LOOKED_AT = 1000  # rows, before all of them are
+REPEATED = 0.05  # share of test rows that are training rows, above which it is said
+UNEQUAL = 20  # times the samples of the smallest client that the largest one has
+HASHED_AT_ONCE = 1 << 16  # rows
+DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([ T]\d{1,2}:\d{2}.*)?")
+
+
+def about_columns(columns: Mapping[str, Fields], rows: Array, summary: TableSummary, used: Sequence[str]) -> list[str]:
+    """Features of a table that look like identifiers, dates or free text in its training rows."""
+    found = []
+    for name in used:
+        column = summary.columns[name]
+        words, instead = len(column.words), f"leave it out with drop: [{name}]"
+        if words > LEAST_ROWS and sum(DATE.fullmatch(word) is not None for word in column.words) > 0.9 * words:
+            found.append(f"{name} has dates, which become {words} categories: write them as numbers, or {instead}")
+        elif words == column.texts > LEAST_ROWS or (not words and _are_identifiers(columns[name], rows)):
+            found.append(f"{name} has another value in every row, as identifiers do: {instead}")
+        elif words > MANY_FEATURES:
+            found.append(f"{name} becomes {words} features, one for each text: group the texts, or {instead}")
+    return found
+
+
+def _are_identifiers(fields: Fields, rows: Array) -> bool:
+    """Whether a column has another whole number in every row."""
+    values = fields.numbers[rows[:ROWS_LOOKED_AT]]
+    if len(values) <= LEAST_ROWS or np.isnan(values).any() or len(np.unique(values)) < len(values):
+        return False
+    values = fields.numbers[rows]
+    whole = not np.isnan(values).any() and bool((values == np.floor(values)).all())
+    return whole and len(np.unique(values)) == len(values)
+
+
+def about_clients(data: Dataset) -> list[str]:
+    """Classes that a single client has."""
+    if data.owners is None or not data.classes:
+        return []
+    names, owner = np.unique(data.owners, return_inverse=True)
+    if len(names) < 2:
+        return []
+    pairs = np.unique(data.train.y.numpy() * len(names) + owner.reshape(-1))
+    code, client = pairs // len(names), pairs % len(names)
+    counts = np.bincount(code, minlength=len(data.classes))
+    alone = [(data.classes[c], names[k]) for c, k in zip(code.tolist(), client.tolist(), strict=True) if counts[c] == 1]
+    found = [f"only client {client} has the class {name}" for name, client in alone[:LONELY_SHOWN]]
+    return found + (
+        [f"{len(alone) - LONELY_SHOWN} more classes are those of one client"] if len(alone) > LONELY_SHOWN else []
+    )
+
+
+def about_sizes(names: Sequence[str], sizes: Array) -> list[str]:
+    """Very unequal clients whose uploads count alike."""
+    small, large = int(sizes.argmin()), int(sizes.argmax())
+    if sizes[large] < UNEQUAL * sizes[small]:
+        return []
+    return [
+        f"clients have {sizes[small]:,} ({names[small]}) to {sizes[large]:,} ({names[large]}) training samples and "
+        "count alike: cohort.weighting: samples weighs them by their samples"
+    ]
+
+
+def about_test_rows(data: Dataset) -> list[str]:
+    """Test rows that are also training rows, so that figures on them are too high."""
+    if data.test is None:
+        return []
+    trained, tested = _hashes(data.train), _hashes(data.test)
+    many = int(np.isin(tested, trained).sum())
+    if many <= REPEATED * len(tested):
+        return []
+    return [f"{many:,} of the {len(tested):,} test rows are also training rows: figures on them may be too high"]
+
+
+def _hashes(samples: Samples) -> Array:
+    """A number for every sample, from the bits of its inputs and its label; equal samples have equal ones."""
+    found = np.zeros(len(samples), dtype=np.uint64)
+    for name, tensor in (("inputs", samples.x), ("labels", samples.y)):
+        parts = tensor.reshape(len(samples), -1).contiguous().view(torch.uint8).numpy()
+        parts = parts.view(np.uint32) if parts.shape[1] % 4 == 0 else parts
+        factors = generator(0, f"hash {name}").integers(0, 2**63, parts.shape[1], dtype=np.uint64) * 2 + 1
+        for first in range(0, len(parts), HASHED_AT_ONCE):
+            block = slice(first, first + HASHED_AT_ONCE)
+            found[block] += parts[block].astype(np.uint64) @ factors
+    return found
