@@ -367,8 +367,9 @@ def fit_targets(summary: TableSummary, rules: TableRules) -> tuple[Target, ...]:
             f"column {name} is to be predicted, but it has texts, e.g. {reprlib.repr(min(column.words, default=''))}.",
             DataError,
         )
-        center, spread = rules.constants.get(name) or standard_constants(column)
-        found.append(Target(name, float(center), float(spread)))
+        mean, deviation = standard_constants(column)
+        center, spread = rules.constants.get(name) or (mean, deviation)
+        found.append(Target(name, float(center), float(spread), mean=None if center == mean else mean))
     return tuple(found)
 
 

@@ -34,8 +34,8 @@ def scaled_targets(targets: Sequence[Target], told: Sequence[Sequence[Sums]]) ->
     merged = merge([TableSummary(0, several, ()) for several in columns]).columns
     found = []
     for target in targets:
-        center, spread = (target.center, target.spread) if target.scaled else standard_constants(merged[target.name])
-        found.append(Target(target.name, center, spread))
+        center, spread = standard_constants(merged[target.name])
+        found.append(target if target.scaled else Target(target.name, center, spread))
     return tuple(found)
 
 

@@ -62,7 +62,7 @@ class Joined:
             "number": self.number, "channels_last": self.channels_last, "source": self.source,
             "shape": spec.input_shape, "dtype": str(spec.dtype).removeprefix("torch."), "classes": spec.classes,
             "scale": constants.scale, "mean": constants.mean, "std": constants.std,
-            "targets": [[target.name, target.center, target.spread] for target in spec.targets],
+            "targets": [[t.name, t.center, t.spread, t.scaled, t.mean] for t in spec.targets],
         }  # fmt: skip
         text = torch.frombuffer(bytearray(json.dumps(terms).encode()), dtype=torch.uint8)
         return to_safetensors({**_tensors(self.samples), TERMS: text})

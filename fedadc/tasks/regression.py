@@ -19,6 +19,8 @@ from torch import Tensor
 from fedadc.errors import require
 from fedadc.tasks.base import Array, Sums, Task
 
+ROUNDING = 1e-10  # share of a sum of squares that may be rounding
+
 
 @dataclass(frozen=True)
 class Target:
@@ -28,6 +30,7 @@ class Target:
     center: float = 0.0
     spread: float = 1.0
     scaled: bool = True  # False: the constants are not known yet
+    mean: float | None = None  # from which deviations are measured, to lose no digits; None: the center
 
     def __post_init__(self) -> None:
         valid = isfinite(self.center) and isfinite(self.spread) and self.spread > 0
@@ -80,9 +83,8 @@ class Regression(Task):
     def counted(self, outputs: Tensor, y: Tensor) -> Sums:
         """The sum of the loss, and per target those of errors and of deviations from the center."""
         center, spread = _constants(self.targets)
-        scaled = (y.double() - center) / spread
-        errors = outputs.cpu().double() - scaled
-        deviation = scaled * spread
+        errors = outputs.cpu().double() - (y.double() - center) / spread
+        deviation = y.double() - _means(self.targets)
         return {
             "samples": np.array([len(y)]),
             "loss": errors.square().mean(dim=1).sum().numpy().reshape(1),
@@ -106,7 +108,8 @@ class Regression(Task):
         """The loss, and MSE, MAE and R², which are means over the targets; R² is missing where labels do not differ."""
         n = int(sums["samples"][0])
         total = sums["deviation_squared"] - sums["deviation"] ** 2 / n
-        explained = [1 - float(s / t) if t > 0 else None for s, t in zip(sums["squared"], total, strict=True)]
+        differ = total > ROUNDING * sums["deviation_squared"]  # otherwise the total is what rounding leaves
+        explained = [1 - float(s / t) if d else None for s, t, d in zip(sums["squared"], total, differ, strict=True)]
         metrics: dict[str, Any] = {
             "loss": float(sums["loss"][0]) / n,
             "mse": float(np.mean(sums["squared"] / n)),
@@ -124,6 +127,12 @@ class Regression(Task):
         center, spread = _constants(self.targets)
         numbers: Array = (outputs.cpu().double() * spread + center).numpy()
         return numbers
+
+
+@cache
+def _means(targets: tuple[Target, ...]) -> Tensor:
+    means = [target.center if target.mean is None else target.mean for target in targets]
+    return torch.tensor(means, dtype=torch.float64)
 
 
 @cache

@@ -70,6 +70,18 @@ def test_regression_is_measured_in_the_units_of_the_labels() -> None:
     assert found["per_target"] == pytest.approx(list(r2), rel=1e-10)
 
 
+def test_r2_keeps_its_digits_far_from_the_center() -> None:
+    """Labels of 1e9 ± 1 with a center of 0, and labels that do not differ, of which rounding leaves a sum."""
+    rng = np.random.default_rng(0)
+    y = 1e9 + rng.normal(size=(50, 1))
+    outputs = torch.from_numpy(y + 0.1 * rng.normal(size=(50, 1)))
+    task = Regression((Target("a", 0.0, 1.0, mean=1e9),))
+    expected = 1 - ((outputs.numpy() - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    assert task.metrics(task.counted(outputs, torch.from_numpy(y)), [])["r2"] == pytest.approx(expected, rel=1e-6)
+    task, same = Regression((Target("a", 9.4731, 2.0),)), torch.full((7, 1), 3.3, dtype=torch.float64)
+    assert "r2" not in task.metrics(task.counted(torch.zeros(7, 1), same), [])
+
+
 def test_labels_that_do_not_differ_have_no_r2() -> None:
     task = Regression((Target("a"),))
     found = task.metrics(task.counted(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [3.0]])), ["per_target"])

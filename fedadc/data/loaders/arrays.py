@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array, Dataset, DataSpec, Normalization, Samples
+from fedadc.data.labels import require_classes
+from fedadc.data.spelling import DEFAULT_SPELLING, EXACT_BELOW, Spelling
 from fedadc.errors import DataError, FedadcError, require, same_kind
 from fedadc.tasks import Target
 
+ANY_NAME = Spelling(())  # only None, NaN and empty texts are missing
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
 
 
@@ -27,13 +30,16 @@ def from_arrays(
     normalization: Normalization | None = None,
     task: str | None = None,
     targets: Sequence[str] | None = None,
+    missing: Sequence[str] | None = None,
+    merge_names: bool = False,
 ) -> Dataset:
     """A data set from inputs and labels.
 
     `owners` and `test_owners` hold the client id of every training and test sample. uint8 inputs are treated as images
     and scaled to [0, 1]; other inputs are not changed. Labels may be integers or strings. The classes are the labels
     that occur in training, sorted. With `task="regression"`, labels are numbers, [n] or [n, targets], and `targets` may
-    name them.
+    name them. Missing labels, names that look alike and numbers that are no classes are refused as in a table;
+    `missing` replaces the spellings of missing labels, and `merge_names` makes one of names that look alike.
     """
     inputs = checked_inputs(x, name, "training")
     classes: tuple[str, ...] = ()
@@ -43,9 +49,9 @@ def from_arrays(
         goals = named_targets(targets, labels.shape[1])
     else:
         require(targets is None, 'targets are for task="regression"; leave them out.')
-        labels = checked_labels(y, name)
-        values, codes = np.unique(labels, return_inverse=True)
-        classes, codes = tuple(map(str, values)), codes.reshape(-1)
+        spelling = Spelling(merge_names=merge_names) if missing is None else Spelling(tuple(missing), merge_names)
+        labels = checked_labels(y, name, spelling)
+        classes, codes = _classes_of(labels, name, spelling, task)
     require(
         len(inputs) == len(labels), f"data {name}: {len(inputs)} inputs do not match {len(labels)} labels.", DataError
     )
@@ -61,6 +67,18 @@ def from_arrays(
         name, samples, classes, test_samples, normalization=normalization, owners=owners, test_owners=test_owners,
         targets=goals,
     )  # fmt: skip
+
+
+def _classes_of(labels: Array, name: str, spelling: Spelling, task: str | None) -> tuple[tuple[str, ...], Array]:
+    """The classes of these labels, in order, and the class of every label."""
+    values, position = np.unique(labels, return_inverse=True)
+    names = [str(value) for value in values]
+    if names:  # a data set without samples is refused later
+        require_classes(names, len(labels), f"data {name}", task)
+    one = spelling.one_name(names, f"data {name}: the label")
+    classes = tuple(text for text in names if one[text] == text)
+    code = np.array([classes.index(one[text]) for text in names], dtype=np.int64)
+    return classes, code[position.reshape(-1)]
 
 
 def default_normalization(inputs: Tensor) -> Normalization:
@@ -89,7 +107,7 @@ def samples_like(classes: Sequence[str], x: Any, y: Any, name: str, targets: Seq
             numbers.shape[1] == len(targets), f"data {name}: labels need {wanted}, not {numbers.shape[1]}.", DataError
         )
         return Samples(checked_inputs(x, name, "test"), torch.from_numpy(numbers))
-    labels = checked_labels(y, name)
+    labels = checked_labels(y, name, ANY_NAME)
     code = {c: i for i, c in enumerate(classes)}
     values, position = np.unique(labels, return_inverse=True)
     if labels.dtype.kind == "i" and not any(c.lstrip("-").isdigit() for c in classes):
@@ -113,6 +131,8 @@ def from_clients(
     normalization: Normalization | None = None,
     task: str | None = None,
     targets: Sequence[str] | None = None,
+    missing: Sequence[str] | None = None,
+    merge_names: bool = False,
 ) -> Dataset:
     """A natural federation from one pair of inputs and labels per client, in a list or by name.
 
@@ -147,7 +167,7 @@ def from_clients(
         owners, test_owners = names[owners], None if test_owners is None else names[test_owners]
     return from_arrays(
         x, y, test, owners=owners, test_owners=test_owners, name=name, normalization=normalization, task=task,
-        targets=targets,
+        targets=targets, missing=missing, merge_names=merge_names,
     )  # fmt: skip
 
 
@@ -163,8 +183,7 @@ def _joined(pairs: Sequence[Pair], name: str, part: str, task: str | None) -> tu
             f"client {k} must be a pair (inputs, labels), not {type(pair).__name__}.",
         )
     inputs = [checked_inputs(x, name, f"client {k}'s {part}".strip()) for k, (x, _) in enumerate(pairs)]
-    checked = checked_numbers if task == "regression" else checked_labels
-    labels = [checked(y, name) for _, y in pairs]
+    labels = [checked_numbers(y, name) if task == "regression" else checked_labels(y, name, ANY_NAME) for _, y in pairs]
     for k, (x, y) in enumerate(zip(inputs, labels, strict=True)):
         require(
             len(x) == len(y),
@@ -181,7 +200,14 @@ def _joined(pairs: Sequence[Pair], name: str, part: str, task: str | None) -> tu
 
 
 def from_torch(
-    train: Any, test: Any = None, *, owners: Any = None, name: str = "dataset", task: str | None = None
+    train: Any,
+    test: Any = None,
+    *,
+    owners: Any = None,
+    name: str = "dataset",
+    task: str | None = None,
+    missing: Sequence[str] | None = None,
+    merge_names: bool = False,
 ) -> Dataset:
     """A data set from torch Datasets whose items are (input, label). Every item is read once."""
 
@@ -196,7 +222,8 @@ def from_torch(
         return x, y
 
     x, y = stacked(train)
-    return from_arrays(x, y, None if test is None else stacked(test), owners=owners, name=name, task=task)
+    further = None if test is None else stacked(test)
+    return from_arrays(x, y, further, owners=owners, name=name, task=task, missing=missing, merge_names=merge_names)
 
 
 def _plain_label(label: Any) -> Any:
@@ -233,15 +260,18 @@ def checked_inputs(x: Any, name: str, which: str) -> Tensor:
     return tensor.contiguous()
 
 
-def checked_labels(y: Any, name: str) -> Array:
-    """Labels as an array of int64 or of texts."""
+def checked_labels(y: Any, name: str, spelling: Spelling = DEFAULT_SPELLING) -> Array:
+    """Labels as an array of int64 or of texts, none of them missing. Whole numbers may be stored as floats."""
     try:
         labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-        if labels.dtype.kind == "O" and all(isinstance(v, str) for v in labels.flat):
-            labels = labels.astype(str)  # pandas stores strings as objects
     except (TypeError, ValueError) as error:
         raise DataError(f"data {name}: labels must be integers or strings ({error}).") from error
     require(labels.ndim == 1, f"data {name}: labels must have one dimension, not {labels.ndim}.", DataError)
+    _require_labels(labels, name, spelling)
+    if labels.dtype.kind == "O" and all(isinstance(v, str) for v in labels):
+        labels = labels.astype(str)  # pandas stores strings as objects
+    if labels.dtype.kind == "f" and (labels == np.round(labels)).all() and (np.abs(labels) < EXACT_BELOW).all():
+        labels = labels.astype(np.int64)
     require(
         labels.dtype.kind in "iubU",
         f"data {name}: labels must be integers or strings, not {labels.dtype}; for numbers to predict, set task to "
@@ -256,6 +286,31 @@ def checked_labels(y: Any, name: str) -> Array:
             DataError,
         )
     return labels.astype(np.int64) if labels.dtype.kind in "iub" else labels
+
+
+def _require_labels(labels: Array, name: str, spelling: Spelling) -> None:
+    """Refuse missing labels: None, NaN, and the spellings of missing values."""
+    if labels.dtype.kind == "f":
+        missing = np.isnan(labels)
+    elif labels.dtype.kind == "O":
+        missing = np.array([v is None or v is not v or _is_nan(v) for v in labels])
+        words = {v for v in labels if isinstance(v, str)}
+        missing |= np.array([isinstance(v, str) and v in words and spelling.is_missing(v) for v in labels], dtype=bool)
+    elif labels.dtype.kind == "U":
+        values, position = np.unique(labels, return_inverse=True)
+        missing = np.array([spelling.is_missing(str(v)) for v in values], dtype=bool)[position.reshape(-1)]
+    else:
+        return
+    if missing.any():
+        sample = int(missing.argmax())
+        raise DataError(
+            f"data {name}: the label of sample {sample} is missing ({labels[sample]!r}); leave the sample out, or say "
+            "with missing which spellings are missing values."
+        )
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
 
 
 def checked_numbers(y: Any, name: str) -> Array:

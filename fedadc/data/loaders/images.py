@@ -42,7 +42,8 @@ def image_folder(path: Path, test: Path | None = None, size: int | None = None) 
             (np.broadcast_to(x, (len(x), 3, *x.shape[2:])) if x.shape[1] == 1 else x, y) for x, y in (train, test_pair)
         )
     skipped = [name for folder in (path, test) if folder is not None for name in _skipped(folder)]
-    return replace(from_arrays(*train, test_pair, name=name), notes=notes_about_skipped(skipped))
+    data = from_arrays(*train, test_pair, name=name, missing=())  # a folder may be called "none"
+    return replace(data, notes=notes_about_skipped(skipped))
 
 
 def from_images(

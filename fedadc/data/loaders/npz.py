@@ -22,7 +22,13 @@ MAX_ARRAYS = 1000  # a data set needs fewer than ten
 MAX_HEADER = 4096  # characters; the header of a plain array has about a hundred
 
 
-def npz(path: Path, test: Path | None = None, task: str | None = None) -> Dataset:
+def npz(
+    path: Path,
+    test: Path | None = None,
+    task: str | None = None,
+    missing: list[str] | None = None,
+    merge_names: bool = False,
+) -> Dataset:
     """your own arrays: x and y; optionally x_test, y_test, client and client_test"""
     arrays = read_npz(path)
     test_pair, test_owners = None, arrays.get("client_test")
@@ -33,7 +39,10 @@ def npz(path: Path, test: Path | None = None, task: str | None = None) -> Datase
     elif {"x_test", "y_test"} & arrays.keys():
         test_pair = pair_in(arrays, path, ("_test",))
     train, owners = pair_in(arrays, path, ("", "_train")), arrays.get("client")
-    return from_arrays(*train, test_pair, owners=owners, test_owners=test_owners, name=path.name, task=task)
+    return from_arrays(
+        *train, test_pair, owners=owners, test_owners=test_owners, name=path.name, task=task, missing=missing,
+        merge_names=merge_names,
+    )  # fmt: skip
 
 
 def from_npz(

@@ -113,8 +113,8 @@ def test_a_sample_that_is_not_finite_is_named(value: float) -> None:
     ("x", "y", "words"),
     [
         (X, Y[:5], ["6 inputs do not match 5 labels"]),
-        (X, Y.astype(float), ["labels must be integers or strings, not float64"]),
-        (X, [None] * 6, ["labels must be integers or strings"]),
+        (X, Y + 0.5, ["labels must be integers or strings, not float64"]),
+        (X, [None] * 6, ["label of sample 0 is missing (None)"]),
         (X, [[1], [1, 2]], ["labels"]),
         (X, np.eye(6, dtype=int), ["labels must have one dimension, not 2"]),
         (X, torch.zeros(6, dtype=torch.bfloat16), ["labels must be integers or strings"]),
@@ -177,7 +177,7 @@ def test_from_clients_is_a_natural_federation() -> None:
         ((X[:0], Y[:0]), ["client 1 has 0 inputs and 0 labels"]),
         ((X[:, :2], Y), ["client 1's inputs are [2]", "client 0's are [3]"]),
         ((X.astype(np.float32), Y), ["client 1", "float32", "float64"]),
-        ((X, Y.astype(float)), ["labels must be integers or strings"]),
+        ((X, Y + 0.5), ["labels must be integers or strings"]),
     ],
 )
 def test_a_client_that_does_not_fit_is_named(second: tuple, words: list[str]) -> None:
