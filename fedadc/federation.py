@@ -244,6 +244,11 @@ class Federation(ServerHalf):
         require("test" in self._local_shares, f"data {self.data.name} has no test samples to share out.")
         return self._local_shares["test"]
 
+    @property
+    def held_out_shares(self) -> Mapping[str, Clients]:
+        """Each client's share of every split except training."""
+        return self._local_shares
+
     def owners_of(self, split: str) -> Owners:
         """Which client has which rows of a split: those that name it, or else a share in proportion to its labels."""
         if self.names_owners(split):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -189,6 +189,53 @@ class SplitReport:
     def to_frame(self) -> Any:
         """The figures of the clients as a DataFrame."""
         return self.per_client.to_frame()
+
+
+@dataclass(frozen=True)
+class OwnModelsReport(SplitReport):
+    """The clients' own models, each on the client's own rows, which are in order of clients."""
+
+    offsets: Array = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # client k: offsets[k]..offsets[k + 1]
+    model_of: Callable[[int], Vector] | None = None
+
+    @staticmethod
+    def of(
+        split: str,
+        counter: MetricCounter,
+        shares: Clients,
+        names: Sequence[str],
+        model_of: Callable[[int], Vector],
+        theta: Vector,
+        classes: tuple[str, ...],
+        positive: str | None,
+        figures: tuple[str, ...],
+        seed: int,
+    ) -> OwnModelsReport:
+        """A report on the rows of a split that belong to clients."""
+        rows = counter.splits[split].take(shares.indices)
+        ordered = Clients(np.arange(len(rows)), shares.offsets)
+        return OwnModelsReport(
+            split, replace(counter, splits={split: rows}, owners={}), theta, classes,
+            partial(Owners.of_shares, ordered, names), positive, figures, seed, shares.offsets, model_of,
+        )  # fmt: skip
+
+    @cached_property
+    def outputs(self) -> tuple[Tensor, Tensor]:
+        """The outputs of every client's own model for its rows, in the batches of training, and the labels."""
+        require(self.samples > 0 and self.model_of is not None, f"{self.split} has no rows of clients.")
+        with deterministic():
+            found = [output for client in np.flatnonzero(np.diff(self.offsets)) for output in self._of(int(client))]
+        outputs, labels = zip(*found, strict=True)
+        return torch.cat(outputs).cpu(), torch.cat(labels).cpu()
+
+    def _of(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.model_of is None:
+            return
+        theta, size = self.model_of(client), self.counter.evaluation.batch_size
+        first, end = self.offsets[client : client + 2].tolist()
+        for start in range(first, end, size):
+            batch = EvaluationBatch(self.split, start, min(start + size, end))
+            yield self.counter.outputs(theta, batch, positions_of(batch))
 
 
 def positions_of(batch: EvaluationBatch) -> Array:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedadc.communication.network import Communication
-from fedadc.config.build import Plan, prepare
+from fedadc.config.build import prepare
 from fedadc.config.settings import CohortConfig, Config
-from fedadc.errors import DataError, require
+from fedadc.errors import require
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import read_weights
 from fedadc.models.vectors import Vector
@@ -19,16 +19,12 @@ from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.request import Request, client_numbers, summary_text
 from fedadc.personal.results import ClientAccuracy, ResultRow
 from fedadc.personal.shares import Shares, changed_shares, shares_of
-from fedadc.runs.checkpoint import Checkpoints
-from fedadc.runs.directory import metrics_prefix
 from fedadc.runs.environment import read_facts, text_of
-from fedadc.runs.fingerprint import config_fingerprint
-from fedadc.runs.layout import CHECKPOINTS, METRICS
+from fedadc.runs.own_models import last_state, stored_models
 from fedadc.runs.record import RecordedRun, model_origin, require_same_split, saved_model
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
-from fedadc.training.state import RunState
 
 Watcher = Callable[[str, int], None]  # called after every client with the run's label and the number of clients
 GLOBAL = ""  # the variant that is no client's
@@ -151,8 +147,8 @@ def personal_run(
     federation, batch_size = plan.federation, plan.federation.evaluation.batch_size
     agreement, stored = federation.agreement, None
     if file is None:
-        state, method = _last_state(run, plan), config.method
-        main, stored = next(iter(federation.vectors(state).values()), state.theta), _stored_models(method, state)
+        state, method = last_state(run, plan), config.method
+        main, stored = next(iter(federation.vectors(state).values()), state.theta), stored_models(method, state)
         part, round = tuned_part(agreement, main, "all", batch_size), state.round
         name, comparable = saved_model(run).name if method.federated else None, method.federated and not method.headless
     else:
@@ -162,23 +158,3 @@ def personal_run(
         name, comparable = file.name, True
     tuner = ClientTuner(part, agreement, request.calibration(plan.config), request.regularizers)
     return PersonalRun(label, round, name, comparable, request, tuner, stored, shares, new_shares)
-
-
-def _last_state(run: RecordedRun, plan: Plan) -> RunState:
-    """The state of the newest valid checkpoint of a run."""
-    fingerprint = text_of(read_facts(run.path), "settings") or config_fingerprint(plan.config)
-    checkpoints = Checkpoints(run.path / CHECKPOINTS, plan.federation, fingerprint)
-    state = checkpoints.newest(lambda size: metrics_prefix(run.path / METRICS, size))
-    if state is None:
-        raise DataError(f"{run.path} has no checkpoint from which the clients' models could be read.")
-    return state
-
-
-def _stored_models(method: Method, state: RunState) -> Callable[[int], Vector]:
-    """The model that the method stores for a client; for a client that was never selected, its initial model."""
-
-    def stored(client: int) -> Vector:
-        client_state = state.clients[client] if client in state.clients else method.client_state(state.theta)
-        return method.personal(state.theta, {name: v.to(state.theta.device) for name, v in client_state.items()})
-
-    return stored

@@ -15,16 +15,17 @@ from fedadc.data.loaders.samples import read_owned_samples
 from fedadc.errors import DataError, require, unknown
 from fedadc.evaluation.fairness import FAIRNESS
 from fedadc.evaluation.figures import CLASS_FIGURES
-from fedadc.evaluation.metrics import MetricCounter
+from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.evaluation.report import Owners, SplitReport
 from fedadc.federation import Federation
 from fedadc.models.build import read_weights
 from fedadc.runs.evaluation import BY, EvaluationResult
-from fedadc.runs.layout import METRICS, other_models
-from fedadc.runs.record import TRAINING_ONLY, read_run, require_same_split, saved_model
+from fedadc.runs.layout import other_models
+from fedadc.runs.own_models import has_only_own_models, reports_of_own_models
+from fedadc.runs.record import TRAINING_ONLY, RecordedRun, read_run, require_same_split, saved_model
 from fedadc.system.determinism import resolve_device
 from fedadc.system.user_code import Notes
-from fedadc.tasks import EXTRA_METRICS, JUDGED_BY
+from fedadc.tasks import EXTRA_METRICS
 from fedadc.training.client_states import Storage
 from fedadc.training.state import Metrics
 
@@ -50,8 +51,9 @@ def evaluate(
     calibration_error, brier. The names of splits begin with the name of the model, except for the model by which the
     run is judged. The result has its figures by client and by class, and the confusion matrix; `by` ("client" or
     "class") says what its `to_frame()` has, and whether `intervals` are drawn over clients or rows. `positive` is the
-    class of sensitivity, specificity, AUROC and average precision; by default the last of two classes. User code is
-    loaded if it is as the run has sealed it, or with `trust`.
+    class of sensitivity, specificity, AUROC and average precision; by default the last of two classes. Where a
+    method has clients' own models only, splits are named "personal test" etc.: each model on its client's rows. User
+    code is loaded if it is as the run has sealed it, or with `trust`.
     """
     metrics = [metrics] if isinstance(metrics, str) else metrics
     path, other = Path(run), None if data is None else Path(data)
@@ -60,14 +62,30 @@ def evaluate(
             raise unknown("metric", name, known)
     require(by is None or by in BY, f"by must be client or class, not {by!r:.60}.")
     require(other is None or other.exists(), f"data: there is no {other}.", DataError)
-    plan, files = _opened(path, metrics, data_dir, device, trust, notes)
+    recorded, figures = read_run(path), tuple(dict.fromkeys(name for name in metrics if name in CLASS_FIGURES))
+    if has_only_own_models(recorded, trust, notes):
+        text = f"{path} has clients' own models only, each judged on its client's held-out rows; leave out `data`."
+        require(other is None, text)
+        of_clients = reports_of_own_models(
+            recorded, lambda counted: _counting(counted, metrics), figures, positive, data_dir, device, trust, notes
+        )
+        own: dict[str, Metrics] = {f"personal {name}": {**r.numbers(r.all_rows)} for name, r in of_clients.items()}
+        return _result(own, {f"personal {name}": report for name, report in of_clients.items()}, by, intervals)
+    plan, files = _opened(recorded, metrics, data_dir, device, trust, notes)
     federation = plan.federation
     if other is None:
         require_same_split(path, plan.config, federation.data)
         rows = _held_out(federation, path, notes)
     else:
         rows = _rows_of(federation, other, FAIRNESS in metrics, notes)
-    figures = tuple(dict.fromkeys(name for name in metrics if name in CLASS_FIGURES))
+    return _result(*_of_files(plan, files, rows, positive, figures), by, intervals)
+
+
+def _of_files(
+    plan: Plan, files: Mapping[str, Path], rows: _Rows, positive: str | None, figures: tuple[str, ...]
+) -> tuple[dict[str, Metrics], dict[str, SplitReport]]:
+    """The metrics and the details of every model on every split."""
+    federation = plan.federation
     found: dict[str, Metrics] = {}
     reports: dict[str, SplitReport] = {}
     for prefix, file in files.items():
@@ -77,27 +95,31 @@ def evaluate(
             found_by, seed = rows.owners[split], plan.config.seed
             report = SplitReport(split, rows.counter, theta, classes, found_by, positive, figures, seed)
             found[prefix + split], reports[prefix + split] = {**values, **report.extra()}, report
-    result = EvaluationResult(found, reports, by)
+    return found, reports
+
+
+def _result(
+    metrics: Mapping[str, Metrics], reports: Mapping[str, SplitReport], by: str | None, intervals: bool
+) -> EvaluationResult:
+    result = EvaluationResult(metrics, reports, by)
     if intervals:
         result.compute_intervals()
     return result
 
 
+def _counting(evaluation: Evaluation, metrics: Sequence[str]) -> Evaluation:
+    """What a run has counted, and further metrics."""
+    counted = [name for name in (*evaluation.metrics, *metrics) if name not in CLASS_FIGURES]
+    return replace(evaluation, metrics=tuple(dict.fromkeys(counted)))
+
+
 def _opened(
-    path: Path, metrics: Sequence[str], data_dir: str | Path | None, device: str, trust: bool, notes: Notes
+    recorded: RecordedRun, metrics: Sequence[str], data_dir: str | Path | None, device: str, trust: bool, notes: Notes
 ) -> tuple[Plan, dict[str, Path]]:
     """The federation of a run, which counts these metrics too, and the files of its models by the prefix of names."""
-    recorded = read_run(path)
-    config = recorded.config(TRAINING_ONLY, trust, notes)
-    metric = next((name for record in recorded.records for name in JUDGED_BY if name in record), "")
-    require(
-        "personal" not in metric,
-        f"{path} has no global model to evaluate, because each client has its own; see {metric} in {METRICS}.",
-    )
+    config, path = recorded.config(TRAINING_ONLY, trust, notes), recorded.path
     files = {"": saved_model(recorded), **{f"{name} ": file for name, file in other_models(path).items()}}
-    counted = [name for name in (*config.evaluate.metrics, *metrics) if name not in CLASS_FIGURES]
-    evaluation = replace(config.evaluate, metrics=tuple(dict.fromkeys(counted)))
-    model = replace(config.model, weights=None)
+    evaluation, model = _counting(config.evaluate, metrics), replace(config.model, weights=None)
     plan = prepare(
         replace(config, evaluate=evaluation, model=model, storage=Storage()), data_dir, resolve_device(device)
     )

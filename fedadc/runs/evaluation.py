@@ -24,7 +24,8 @@ class EvaluationResult(dict[str, Metrics]):
     def __init__(self, metrics: Mapping[str, Metrics], reports: Mapping[str, SplitReport], by: str | None) -> None:
         super().__init__(metrics)
         self.reports, self.by = dict(reports), by
-        self.split = "test" if "test" in self.reports else next(iter(self.reports))  # of the details
+        tests: list[str] = [name for name in ("test", "personal test") if name in self.reports]
+        self.split = [*tests, *self.reports][0]  # of the details
         self.intervals: dict[str, dict[str, tuple[float, float]]] = {}  # split -> metric -> (low, high)
         if by == "client":
             self.report().owners  # noqa: B018 - refused now rather than later

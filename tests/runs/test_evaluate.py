@@ -16,6 +16,7 @@ import torch
 import fedadc
 from commands import Call, fine, refused
 from fedadc.errors import FedadcError
+from fedadc.evaluation.metrics import EvaluationBatch
 
 HOSPITALS = {"north": 60, "south": 30, "west": 45, "tiny": 4}
 TREE: dict[str, Any] = {
@@ -160,6 +161,39 @@ def test_other_rows_and_those_that_were_trained_on(folder: Path, call: Call, tmp
     refused(call("evaluate", run, "--data", anonymous, "--metrics", "fairness"), "it has no column hospital", code=5)
     (tmp_path / "unlabeled.csv").write_text("age,pulse,hospital\n1,2,north\n")
     refused(call("evaluate", run, "--data", str(tmp_path / "unlabeled.csv"), "--by", "class"), "column state", code=5)
+
+
+@pytest.mark.parametrize("method", ["fedper", "local_only", "fedbn"])
+def test_own_models_are_judged_on_their_clients_rows(method: str, tmp_path: Path) -> None:
+    """The whole equals what training has recorded; every client's figures are those of its model alone."""
+    tree: dict[str, Any] = {**TREE, "method": method, "cohort": {"size": 4}, "data": {"name": "digits", "clients": 6}}
+    if method == "fedbn":
+        (tmp_path / "tiny_norm.py").write_text(
+            "from torch import nn\n\n\ndef tiny(input_shape, classes):\n"
+            "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))\n"
+        )
+        tree["model"] = "tiny_norm:tiny"
+    (tmp_path / "config.yaml").write_text(json.dumps(tree))
+    ran = fedadc.run(tmp_path / "config.yaml", trust=True, out=tmp_path / "run")
+    result = fedadc.evaluate(tmp_path / "run", by="client", metrics=["auroc"], trust=True)
+    found, last = result["personal test"], ran.history[-1]
+    if method != "local_only":  # whose records are of every model on all rows
+        assert found["accuracy"] == last["personal_accuracy"]
+        assert found["loss"] == pytest.approx(last["personal_loss"], rel=1e-12)
+    assert 0.5 < float(str(found["auroc"])) <= 1
+    federation, state, total = ran.plan.federation, ran.state, 0.0
+    assert len(result.per_client) == 6
+    for client, row in enumerate(result.per_client.values()):
+        own, keeps = federation.local_tests[client], federation.method
+        kept = state.clients[client] if client in state.clients else keeps.client_state(state.theta)
+        theta = keeps.personal(state.theta, kept)
+        outputs, labels = federation.counter.outputs(theta, EvaluationBatch("test", 0, 0), own)
+        right = (outputs.argmax(1) == labels).double().mean().item()
+        assert (row["samples"], row["accuracy"]) == (len(own), pytest.approx(right, rel=1e-12))
+        total += right * len(own)
+    assert found["accuracy"] == pytest.approx(total / sum(row["samples"] for row in result.per_client.values()))
+    with pytest.raises(FedadcError, match="has clients' own models only, each judged on its client's held-out rows"):
+        fedadc.evaluate(tmp_path / "run", tmp_path)
 
 
 def test_the_clients_of_an_npz_file(folder: Path, tmp_path: Path) -> None:
