@@ -22,7 +22,7 @@ from fedadc.data.batches import Augment
 from fedadc.data.dataset import Array, Clients, Dataset
 from fedadc.data.loaders.arrays import inputs_like
 from fedadc.data.remarks import about_clients, about_sizes
-from fedadc.data.roster import Roster
+from fedadc.data.roster import Roster, client_place
 from fedadc.data.schema import DataSchema
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
@@ -306,10 +306,7 @@ class Federation(ServerHalf):
             )
             return next(iter(self.vectors(state).values()))
         require(self.method.personalized, f"{name} has no clients' own models; leave out client.")
-        number = names.index(client) if client in names else client
-        valid = isinstance(number, int) and 0 <= number < len(names)
-        require(valid, f"client must be a client's name or a number in 0..{len(names) - 1}, not {client!r:.60}.")
-        own = state.clients.get(int(number))
+        own = state.clients.get(client_place(client, names))
         return self.method.personal(state.theta, self.method.client_state(state.theta) if own is None else own)
 
     def __repr__(self) -> str:

@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from fedadc.data.dataset import Array
-from fedadc.errors import FedadcError, require
+from fedadc.data.spelling import number
+from fedadc.errors import FedadcError, require, unknown
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,19 @@ class Roster:
         if self.reported is None:
             raise FedadcError("this selection needs label counts, which the clients do not report; use uniform.")
         return self.reported()
+
+
+def are_numbered(names: Sequence[str]) -> bool:
+    """Whether a client's number is its place among the names: some name may be a number, and means another client."""
+    places = all(name == str(place) for place, name in enumerate(names))
+    return places or not any(number(name) == number(name) for name in names)
+
+
+def client_place(client: int | str, names: Sequence[str]) -> int:
+    """The place of a client among the names, from its name or, if no name is a number, from its number."""
+    text = str(client).strip()
+    if text in names:
+        return names.index(text)
+    if are_numbered(names) and text.isdecimal() and len(text) < 19 and int(text) < len(names):
+        return int(text)
+    raise unknown("client", text, names)

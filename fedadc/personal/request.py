@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.config.settings import Config
+from fedadc.data.roster import are_numbered, client_place
 from fedadc.errors import require
 from fedadc.fields.settings import Settings
 from fedadc.personal.calibrate import Calibration, Layers, calibration_work
@@ -79,7 +80,10 @@ def summary_text(
 
 
 def client_numbers(selected: str | Sequence[int] | None, names: Sequence[str]) -> list[int]:
-    """The sorted numbers of the clients that a text such as 0-9,12 selects; clients may also be given by name."""
+    """The sorted numbers of the clients that a text such as 0-9,12 selects; clients may also be given by name.
+
+    Where names are numbers, so are the numbers in the text: 1-3 are the clients named 1, 2 and 3.
+    """
     clients, number = len(names), {name: k for k, name in enumerate(names)}
     if selected is None:
         return list(range(clients))
@@ -93,6 +97,9 @@ def client_numbers(selected: str | Sequence[int] | None, names: Sequence[str]) -
         require(valid, f"clients: {str(word)[:40]!r} is not a client's name, its number or a range such as 0-9.")
         low, high = int(first), int(last or first)
         require(low <= high, f"clients: the range {word} begins after its end.")
+        if not are_numbered(names):
+            found |= {client_place(k, names) for k in range(low, high + 1)}
+            continue
         require(high < clients, f"clients: there is no client {high}; the run has the clients 0 to {clients - 1}.")
         found |= set(range(low, high + 1))
     return sorted(found)

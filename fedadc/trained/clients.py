@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedadc.errors import DataError, FedadcError, require, unknown
+from fedadc.data.roster import client_place
+from fedadc.errors import DataError, FedadcError, require
 from fedadc.models.vectors import State, Vector
 from fedadc.runs.layout import CHECKPOINTS, CLIENT_STATES, client_state_file
 from fedadc.runs.manifest import Manifest, UnusableCheckpoint, decode, read_file, read_tensors
@@ -22,15 +23,12 @@ MANIFEST = re.compile(r"round-\d{8,}\.json")
 
 def client_number(client: int | str, names: Sequence[str] | None, count: int | None) -> int:
     """The number of a client, from its name or its number."""
-    if names is not None and client in names:
-        return names.index(str(client))
-    count = len(names) if names is not None else count
+    if names is not None:
+        return client_place(client, names)
     text = str(client)
-    if text.isdecimal() and not isinstance(client, bool) and (count is None or int(text) < count):
+    if text.isdecimal() and (count is None or int(text) < count):
         return int(text)
-    if names is None:
-        raise FedadcError(f"client must be a number in 0..{(count or 1) - 1}, not {client!r:.60}.")
-    raise unknown("client", client, names)
+    raise FedadcError(f"client must be a number in 0..{(count or 1) - 1}, not {client!r:.60}.")
 
 
 def stored_model(run: Path, agreement: Agreement, client: int, settings: str | None) -> tuple[Vector, int]:

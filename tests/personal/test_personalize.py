@@ -248,10 +248,18 @@ NAMES = ("0", "1", "2", "3")
 
 
 def test_clients_can_be_selected_by_name() -> None:
-    names = ("east", "north", "7")
-    assert client_numbers("north,0", names) == [0, 1] and client_numbers("7", names) == [2]
+    names = ("east", "north", "w7")
+    assert client_numbers("north,0", names) == [0, 1] and client_numbers("w7", names) == [2]
     with pytest.raises(FedadcError, match="'south' is not a client"):
         client_numbers("south", names)
+
+
+def test_numbers_are_names_where_a_name_is_a_number() -> None:
+    names = ("1", "10", "2", "3", "north")
+    assert client_numbers("1-3", names) == [0, 2, 3] and client_numbers([10], names) == [1]
+    for wrong in ("0", "3-4", "0-99999999999"):
+        with pytest.raises(FedadcError, match=r"client '[04]' is unknown; "):
+            client_numbers(wrong, names)
 
 
 @pytest.mark.parametrize(

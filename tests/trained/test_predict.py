@@ -158,7 +158,7 @@ def test_a_client_predicts_with_its_own_model_without_its_data(method: str, tmp_
         fedadc.load(tmp_path / "run", client="w33")
     if method in ("fedper", "fedrep"):
         with pytest.raises(FedadcError, match="has no global model that could predict, because each client has its"):
-            fedadc.predict(tmp_path / "run", x)
+            fedadc.predict(tmp_path / "run", encoded(x))
 
 
 def test_a_model_that_personalize_has_tuned(place: Path, tmp_path: Path) -> None:
@@ -278,3 +278,24 @@ def test_an_array_for_a_table_is_encoded_as_its_columns_are(gaps: bool, tmp_path
             FedadcError, match=r"needs \[n, 2\]: the columns age, pulse, in this order; or give a DataFrame"
         ):
             loaded.predict(wrong)
+
+
+def test_a_number_is_not_a_place_where_clients_are_named_by_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, owners = rng.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 5 + 1
+    np.savez(tmp_path / "n.npz", x=x, y=np.arange(60) // 5 % 2, client=owners)
+    data = {"name": "npz", "path": str(tmp_path / "n.npz")}
+    config = {"rounds": 2, "method": "fedper", "data": data, "model": {"name": "mlp", "hidden": [4]}, "local": LOCAL}
+    result = fedadc.run({**config, "cohort": {"size": 5}}, out=tmp_path / "run")
+    federation = result.plan.federation
+    assert federation.client_names == ("1", "2", "3", "4", "5")
+    own = federation.method.personal(result.state.theta, result.state.clients[0])
+    for first in ("1", 1):
+        assert torch.equal(fedadc.load(tmp_path / "run", client=first).agreement.start, own)
+        predicted = federation.predict(result.state, x, client=first).numpy()
+        assert (predicted == fedadc.predict(tmp_path / "run", x, client=first).outputs).all()
+    for wrong in (0, "0", 6, True):
+        with pytest.raises(FedadcError, match=r"client '.*' is unknown; choose from: 1, 2, 3, 4, 5"):
+            fedadc.load(tmp_path / "run", client=wrong)
+        with pytest.raises(FedadcError, match=r"client '.*' is unknown; choose from: 1, 2, 3, 4, 5"):
+            federation.predict(result.state, x, client=wrong)
