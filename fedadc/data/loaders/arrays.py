@@ -15,6 +15,7 @@ from fedadc.data.spelling import DEFAULT_SPELLING, EXACT_BELOW, Spelling
 from fedadc.errors import DataError, FedadcError, require, same_kind
 from fedadc.tasks import Target
 
+FAR = 10.0  # beyond it, an input that is not scaled is remarked on
 ANY_NAME = Spelling(())  # only None, NaN and empty texts are missing
 Pair = tuple[Any, Any]  # inputs and labels: NumPy arrays, tensors or lists
 
@@ -65,7 +66,7 @@ def from_arrays(
         test_owners = checked_owners(test_owners, 0 if test_samples is None else len(test_samples), name)
     return Dataset(
         name, samples, classes, test_samples, normalization=normalization, owners=owners, test_owners=test_owners,
-        targets=goals,
+        targets=goals, notes=_about_ranges(inputs, normalization),
     )  # fmt: skip
 
 
@@ -84,6 +85,23 @@ def _classes_of(labels: Array, name: str, spelling: Spelling, task: str | None) 
 def default_normalization(inputs: Tensor) -> Normalization:
     """Bytes are pixels and are scaled to [0, 1]; other inputs are not changed."""
     return Normalization(scale=255.0 if inputs.dtype == torch.uint8 else 1.0)
+
+
+def _about_ranges(inputs: Tensor, normalization: Normalization) -> tuple[str, ...]:
+    """A note on features far from ±1 that nobody scales; whole numbers may be indices, which must not be scaled."""
+    if inputs.ndim != 2 or not inputs.is_floating_point() or not len(inputs) or normalization != Normalization():
+        return ()
+    largest = inputs.abs().amax(dim=0)
+    wide = torch.nonzero(largest > FAR).flatten().tolist()
+    if not wide or torch.equal(inputs, inputs.round()):
+        return ()
+    which = (
+        f"feature {wide[0]} has" if len(wide) == 1 else f"features {wide[0]}, {wide[1]}{', ...' * (len(wide) > 2)} have"
+    )
+    return (
+        f"{which} values up to {float(largest[wide[0]]):.4g} and inputs are not scaled: training may be slow or "
+        "diverge; scale them, or give normalization (data.normalize in a config)",
+    )
 
 
 def named_targets(names: Sequence[str] | None, count: int) -> tuple[Target, ...]:

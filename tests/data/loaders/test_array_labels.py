@@ -60,3 +60,11 @@ def test_a_folder_of_images_may_be_called_none(tmp_path: Any) -> None:
         for i in range(3):
             Image.fromarray(np.full((8, 8), 9 * i, dtype=np.uint8)).save(tmp_path / name / f"{i}.png")
     assert from_images(tmp_path).classes == ("none", "some")
+
+
+def test_inputs_far_from_one_are_remarked_on() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 3)) * [1, 1e5, 1]
+    (note,) = from_arrays(x, [0, 1] * 3).notes
+    assert note.startswith("feature 1 has values up to") and "not scaled" in note
+    assert not from_arrays(x / 1e5, [0, 1] * 3).notes
+    assert not from_arrays(np.arange(18).reshape(6, 3) * 100, [0, 1] * 3).notes, "they may be indices of an embedding"
