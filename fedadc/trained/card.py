@@ -74,7 +74,8 @@ def _inputs(inputs: Mapping[str, Any]) -> str:
     listed = _table(("feature", "value"), [(str(i), in_words(f)) for i, f in enumerate(features[:MOST_LISTED])])
     more = f"\n\nmodel.json has all {len(features)} features." if len(features) > MOST_LISTED else ""
     missing = ", ".join(repr(text) for text in inputs["missing"])
-    return f"{listed}{more}\n\nA field is missing if it is one of {missing}, in any case. Unknown categories are all 0."
+    spelled = "in any case and any spelling of a number"
+    return f"{listed}{more}\n\nA field is missing if it is one of {missing}, {spelled}. Unknown categories are all 0."
 
 
 def _training(loaded: LoadedRun) -> str:

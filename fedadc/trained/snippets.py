@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
+
+from fedadc.data.spelling import MAX_MAGNITUDE
 
 HEAD = """import json
 
@@ -13,17 +16,48 @@ with open("model.json", encoding="utf-8") as file:
     description = json.load(file)
 """
 ENCODE = """
+def number(text):
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) <= {largest!r} and "_" not in text else None
+
+
+missing = {*description["input"]["missing"], *map(number, description["input"]["missing"])} - {None}
+
+
+def read(value):  # a field as a number or a text; None: it is missing
+    text = "" if value is None or value != value else str(value).strip()
+    found = number(text)
+    if text.lower() in missing or found in missing:
+        return None
+    return text if found is None else found
+
+
+def category(field):  # 1, 1.0 and "1.0" are the category 1
+    if not isinstance(field, float):
+        return "(missing)" if field is None else field
+    return str(int(field)) if field == int(field) and abs(field) < 2**53 else repr(field)
+
+
 def encode(row):  # the columns of one row by name, as texts or numbers
-    values = []
+    values, known = [], {}
     for feature in description["input"]["features"]:
-        text = str(row[feature["column"]]).strip()
-        missing = text.lower() in description["input"]["missing"]
+        name = feature["column"]
+        field = read(row[name])
         if "category" in feature:
-            values.append(float(feature["category"] == ("(missing)" if missing else text)))
+            values.append(float(feature["category"] == category(field)))
+            known[name] = known.get(name, 0.0) + values[-1]
         elif "is_missing" in feature:
-            values.append(float(missing))
+            values.append(float(field is None))
+        elif isinstance(field, str):
+            raise ValueError(f"column {name}: {field!r} is not a number")
         else:
-            values.append(0.0 if missing else (float(text) - feature["center"]) / feature["spread"])
+            values.append(0.0 if field is None else (field - feature["center"]) / feature["spread"])
+    for name in known:
+        if not known[name]:
+            print(f"column {name}: training did not have the category {row[name]!r}; all its features are 0")
     return values
 
 
@@ -76,7 +110,8 @@ def _inputs(inputs: Mapping[str, Any]) -> str:
     if "features" in inputs:
         row = {f["column"]: f.get("category", f.get("center")) for f in reversed(inputs["features"])}
         example = {name: "" if value is None else value for name, value in reversed(row.items())}
-        return "\n" + ENCODE.replace("{example}", repr(example)).replace("{dtype}", inputs["dtype"])
+        fills = {"{example}": repr(example), "{dtype}": inputs["dtype"], "{largest!r}": repr(MAX_MAGNITUDE)}
+        return "\n" + reduce(lambda text, mark: text.replace(mark, fills[mark]), fills, ENCODE)
     shape = ", ".join(map(str, (1, *inputs["shape"])))
     return RAW.format(shape=shape, dtype=inputs["dtype"])
 

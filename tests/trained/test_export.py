@@ -22,6 +22,7 @@ from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
 from fedadc.system.determinism import deterministic
 from fedadc.trained.load import LoadedRun
+from fedadc.trained.new_data import read_new_data
 from fedadc.trained.program import FromRaw
 from tables import LOCAL, table_config, write_table
 
@@ -250,6 +251,33 @@ def test_the_card_encodes_rows_of_a_table_as_fedadc_does(tmp_path: Path) -> None
             "sys.path.insert(0, '..')\n" + threads + changed + end, tmp_path / "out", MKL_CBWR=os.environ["MKL_CBWR"]
         )
         assert (np.load(tmp_path / "out/outputs.npy") == expected.outputs).all()
+
+
+def test_the_card_reads_fields_as_fedadc_does(tmp_path: Path) -> None:
+    """Spellings of numbers, as categories and as missing values, gaps, and categories that training did not have."""
+    lines = [f"{20 + k},{k % 3},{['a', 'NaN', 'b'][k % 3]},{['no', 'yes'][k % 2]}" for k in range(60)]
+    gaps = [f"-9,,,{['no', 'yes'][k % 2]}" for k in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,grade,kind,sick", *lines, *gaps, ""]))
+    data = {"name": "csv", "path": str(tmp_path / "t.csv"), "label": "sick", "clients": 2, "categories": ["grade"]}
+    data["missing"] = [-9, "unknown", "1e3"]
+    fedadc.run({"rounds": 1, "data": data, "model": {"name": "mlp", "hidden": [5]}, "local": LOCAL}, out=tmp_path / "r")
+    fedadc.export(tmp_path / "r", tmp_path / "out", format="torch")
+    ages = [33, "+33.50", "-9", -9.0, float("nan"), None, " Unknown ", "1000", "3.3e1", 1e3, "7"]
+    grades = [1, 1.0, "1.0", "+1", " 2 ", "-9.00", float("nan"), "0.5", "", 7, "-0"]
+    kinds = ["a", " b ", "A", "NaN", float("nan"), "UNKNOWN", "-9.0", None, "1.0", "1_0", "nan"]
+    columns = {"age": ages, "grade": grades, "kind": kinds}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    (program,) = programs_of_the_card(tmp_path / "out")
+    program = program.replace(re.findall(r"rows = .*", program)[0], f"nan = float('nan')\nrows = {rows!r}")
+    shown = in_a_process(program + "\nimport numpy; numpy.save('x.npy', x.numpy())", tmp_path / "out")
+    loaded = fedadc.load(tmp_path / "r")
+    expected = read_new_data(columns, loaded.preprocessing)
+    assert np.array_equal(np.load(tmp_path / "out/x.npy"), expected.samples.x.numpy())
+    unknown = re.findall(r"column (\w+): training did not have the category (.*); all", shown)
+    assert unknown == [
+        ("kind", "'A'"), ("grade", "'0.5'"), ("kind", "'1.0'"), ("grade", "7"), ("kind", "'1_0'"), ("kind", "'nan'")
+    ]  # fmt: skip
+    assert "in 4 of 11 rows: 1 (1), 1_0 (1), A (1), nan (1)" in " ".join(expected.notes)
 
 
 def test_the_description_and_the_card_say_what_the_model_is(exported: tuple[LoadedRun, Path]) -> None:
