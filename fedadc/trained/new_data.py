@@ -69,7 +69,7 @@ def _from_table(where: str, rows: Any, schema: DataSchema) -> NewData:
     assert encoding is not None
     columns, others = columns_of(rows, encoding)
     x = encoded(columns, encoding, where)
-    notes = (*_ignored(where, others), *_unknown(where, columns, encoding))
+    notes = (*_ignored(where, others), *_imputed(where, columns, encoding), *_unknown(where, columns, encoding))
     return NewData(inputs_like(schema.spec, x, where), notes=notes)
 
 
@@ -99,6 +99,21 @@ def _from_array(where: str, array: Any, schema: DataSchema) -> NewData:
 
 def _ignored(where: str, left: Sequence[str]) -> list[str]:
     return [f"{where}: columns that the model does not use are ignored: {_shown(left)}"] if left else []
+
+
+def _imputed(where: str, columns: Mapping[str, Fields], encoding: TableEncoding) -> list[str]:
+    """Notes on missing numbers of columns that had no gap in training, with their number."""
+    notes = []
+    for column in encoding.columns:
+        if column.categories is None and not column.has_missing:
+            gaps, rows = int(np.isnan(columns[column.name].numbers).sum()), len(columns[column.name])
+            center = "the client's own center" if column.by_client else f"its center {column.center!r}"
+            if gaps:
+                notes.append(
+                    f"{where}: column {column.name} has missing numbers, which training did not have, in {gaps:,} of "
+                    f"{rows:,} rows; {center} stands for them"
+                )
+    return notes
 
 
 def _unknown(where: str, columns: Mapping[str, Fields], encoding: TableEncoding) -> list[str]:

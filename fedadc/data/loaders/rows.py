@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import reprlib
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,29 @@ def fields_of(table: Any, spelling: Spelling, names: Collection[str] = ()) -> di
 
     `names`: columns of names, such as clients.
     """
-    header = [*table] if isinstance(table, Mapping) or hasattr(table, "columns") else []
-    require(bool(header), f"rows must be a path, a DataFrame or columns by name, not {type(table).__name__}.")
+    known = isinstance(table, Mapping) or hasattr(table, "columns")
+    require(known, f"rows must be a path, a DataFrame or columns by name, not {type(table).__name__}.")
+    header = [*table]
+    require(bool(header), "the table has no columns.", DataError)
     own = {name: str(name).strip() for name in header}
     require(len({*own.values()}) == len(header), "two columns of the table have the same name.", DataError)
+    for name in header:
+        _require_values(own[name], table[name])
     columns = {own[name]: _fields(table[name], spelling, own[name] in names) for name in header}
-    lengths = {len(values) for values in columns.values()}
-    require(len(lengths) == 1 and lengths != {0}, "all columns need as many values, and at least one.", DataError)
+    lengths = {name: len(values) for name, values in columns.items()}
+    first, *others = lengths
+    for name in others:
+        uneven = f"column {first} has {lengths[first]:,} values, but column {name} has {lengths[name]:,}"
+        require(lengths[name] == lengths[first], f"{uneven}; all columns need as many values.", DataError)
+    require(lengths[first] > 0, "the table has no rows.", DataError)
     return columns
+
+
+def _require_values(name: str, values: Any) -> None:
+    one = isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable)
+    several = not one and getattr(values, "ndim", 1) == 1
+    found = reprlib.repr(values)
+    require(several, f"column {name} must be a list or an array with a value for each row, not {found}.", DataError)
 
 
 def _fields(values: Any, spelling: Spelling, names: bool) -> Fields:
@@ -77,3 +93,5 @@ def is_gap(value: Any) -> bool:
         return value is None or bool(value != value)
     except TypeError:
         return True
+    except ValueError:  # an array, which is no single value
+        return False

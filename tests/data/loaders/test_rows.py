@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,8 +40,32 @@ def test_rows_that_do_not_fit_are_refused(table: Path, tmp_path: Path) -> None:
     assert encoding is not None
     with pytest.raises(DataError, match="the table lacks the column color"):
         features_of({"age": [1]}, encoding)
-    with pytest.raises(DataError, match="need as many values"):
+    with pytest.raises(DataError, match="column age has 1 values, but column color has 0; all columns need as many"):
         features_of({"age": [1], "color": []}, encoding)
+    pandas = pytest.importorskip("pandas")
+    for empty in ({}, pandas.DataFrame(), pandas.DataFrame(index=range(3))):
+        with pytest.raises(DataError, match=r"^the table has no columns\.$"):
+            features_of(empty, encoding)
+    with pytest.raises(DataError, match=r"^the table has no rows\.$"):
+        features_of(pandas.DataFrame({"age": [], "color": []}), encoding)
+    for single in (1, None, "red", np.float64(3), np.zeros(()), np.zeros((2, 2)), {0: 1}):
+        with pytest.raises(DataError, match="column age must be a list or an array with a value for each row, not "):
+            features_of({"age": single, "color": ["red", "red"]}, encoding)
+    with pytest.raises(DataError, match=r"column age: '\[0\. 0\.\]' is not a number"):
+        features_of({"age": [np.zeros(2)], "color": ["red"]}, encoding)
+
+
+def test_gaps_of_pandas_are_missing_values(table: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    encoding = csv_table(table, "label").encoding
+    assert encoding is not None
+    expected = features_of({"age": [1, None, 3], "color": ["red", None, "blue"]}, encoding)
+    for kind in ("Int64", "Float64", object):
+        ages = pandas.Series([1, pandas.NA, 3], dtype=kind)
+        for colors in (
+            pandas.Series(["red", pandas.NA, "blue"], dtype=kind) for kind in (object, "string", "category")
+        ):
+            assert torch.equal(features_of(pandas.DataFrame({"age": ages, "color": colors}), encoding), expected)
     with pytest.raises(FedadcError, match="rows must be a path, a DataFrame or columns by name, not int"):
         features_of(3, encoding)
 
