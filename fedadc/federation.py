@@ -263,6 +263,7 @@ class Federation(ServerHalf):
         `metrics` are figures such as auroc, beside accuracy, loss and those of `evaluate.metrics`.
         """
         self._require_fitting(state)
+        require(bool(self.counter.splits), f"data {self.data.name} has held out no rows to report on.")
         if split not in self.counter.splits:
             raise unknown("split", split, self.counter.splits)
         theta, owners = self._predicting_model(state, None), functools.partial(self.owners_of, split)

@@ -28,7 +28,7 @@ class LabelCounts:
 
     name: str  # of the data set
     rule: str  # name and settings of the partition
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # none: the labels are numbers, and `counts` has one column
     clients: tuple[str, ...]  # names if the data has them, else numbers
     counts: Array  # [clients, classes]
     parts: dict[str, int]  # samples per split
@@ -41,8 +41,8 @@ class LabelCounts:
         sizes, labels = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
         parts = ", ".join(f"{n:,} {part}" for part, n in self.parts.items())
         return (
-            f"{self.name}: {parts}; {len(self.counts):,} clients, partition {self.rule}, {_range(sizes)} samples and "
-            f"{_range(labels)} labels each"
+            f"{self.name}: {parts}; {len(self.counts):,} clients, partition {self.rule}, {_range(sizes)} samples "
+            + (f"and {_range(labels)} labels each" if self.classes else "each")
         )
 
     def sample(self, limit: int) -> Array:
@@ -86,8 +86,7 @@ def label_counts(
     named = isinstance(config.data.partition, Natural) and data.owners is not None
     names = tuple(map(str, np.unique(np.asarray(data.owners)) if named else range(len(clients))))
     counts = data.label_counts(clients)
-    classes = data.classes or ("samples",)  # numbers are not counted one by one
-    return LabelCounts(data.name, rule, classes, names, counts, parts, data.notes)
+    return LabelCounts(data.name, rule, data.classes, names, counts, parts, data.notes)
 
 
 def plot_label_counts(data: LabelCounts, path: Path) -> None:
@@ -96,22 +95,22 @@ def plot_label_counts(data: LabelCounts, path: Path) -> None:
     from matplotlib.figure import Figure
 
     shown = data.sample(PLOTTED_CLIENTS)
-    counts = data.counts[shown]
-    figure = Figure(figsize=(min(14, 5 + 0.06 * len(shown)), min(12, 2 + 0.22 * len(data.classes))), dpi=150,
+    counts, classes = data.counts[shown], data.classes or ("samples",)
+    figure = Figure(figsize=(min(14, 5 + 0.06 * len(shown)), min(12, 2 + 0.22 * len(classes))), dpi=150,
                     layout="constrained")  # fmt: skip
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     column, row = np.nonzero(counts)
     axes.scatter(column, row, s=60 * counts[column, row] / max(1, counts.max()), color="#2563eb", alpha=0.8, lw=0)
     axes.set_xlim(-1, len(shown))
-    axes.set_ylim(len(data.classes) - 0.5, -0.5)
+    axes.set_ylim(len(classes) - 0.5, -0.5)
     ticks = np.arange(0, len(shown), max(1, round(len(shown) / 10)))
     names = [data.clients[shown[t]] for t in ticks]
     axes.set_xticks(ticks, names, rotation=30 if max(map(len, names)) > 4 else 0)
-    few = len(data.classes) <= 30
-    axes.set_yticks(range(len(data.classes)) if few else [], data.classes if few else [])
+    few = len(classes) <= 30
+    axes.set_yticks(range(len(classes)) if few else [], classes if few else [])
     axes.set_xlabel("client" if len(shown) == len(data.counts) else f"client ({len(shown)} of {len(data.counts):,})")
-    axes.set_ylabel("class")
+    axes.set_ylabel("class" if data.classes else "")
     axes.set_title(f"{data.name}, {data.rule}; dot area: samples (at most {counts.max():,})", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     save_png(figure, path)

@@ -39,7 +39,11 @@ class FedBN(Method):
             f"{type(self.objective).__name__} needs; choose another objective.",
         )
         if not setup.model.part("batch_norm").stop:
-            log.warning("method fedbn: %s has no BatchNorm, so this is fedavg", type(setup.model.module).__name__)
+            name = type(setup.model.module).__name__
+            log.warning(
+                "method fedbn: %s has no BatchNorm, so it trains as fedavg does, but it is still judged by personal "
+                "figures only; choose method fedavg for those of the global model", name,
+            )  # fmt: skip
         elif not setup.model.accepts_one_sample(setup.example):
             alone = (setup.local.smallest_batch(setup.client_sizes) == 1).nonzero()[0]
             for client in alone[:1]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedadc.config.build import Plan, prepare
 from fedadc.data.dataset import Array, Dataset, Samples
@@ -34,7 +36,7 @@ log = logging.getLogger("fedadc")
 
 def evaluate(
     run: str | Path,
-    data: str | Path | None = None,
+    data: str | Path | Any | None = None,
     *,
     metrics: str | Sequence[str] = (),
     by: str | None = None,
@@ -45,10 +47,11 @@ def evaluate(
     trust: bool = False,
     notes: Notes = log.info,
 ) -> EvaluationResult:
-    """Metrics of the saved models of a run per split; only on the samples in the file or folder `data` if given.
+    """Metrics of the saved models of a run per split; only on the samples of `data` if given.
 
-    `metrics` are further ones: top5, macro_f1, per_class, fairness; auroc, average_precision, sensitivity, specificity,
-    calibration_error, brier. The names of splits begin with the name of the model, except for the model by which the
+    `data` is a file or folder; of a table's run also a DataFrame, or columns by name. `metrics` are further ones:
+    top5, macro_f1, per_class, fairness; auroc, average_precision, sensitivity, specificity, calibration_error, brier.
+    The names of splits begin with the name of the model, except for the model by which the
     run is judged. The result has its figures by client and by class, and the confusion matrix; `by` ("client" or
     "class") says what its `to_frame()` has, and whether `intervals` are drawn over clients or rows. `positive` is the
     class of sensitivity, specificity, AUROC and average precision; by default the last of two classes. Where a
@@ -56,12 +59,12 @@ def evaluate(
     code is loaded if it is as the run has sealed it, or with `trust`.
     """
     metrics = [metrics] if isinstance(metrics, str) else metrics
-    path, other = Path(run), None if data is None else Path(data)
+    path, other = Path(run), Path(data) if isinstance(data, str | os.PathLike) else data
     for name in metrics:
         if name not in (known := (*EXTRA_METRICS, FAIRNESS, *CLASS_FIGURES)):
             raise unknown("metric", name, known)
     require(by is None or by in BY, f"by must be client or class, not {by!r:.60}.")
-    require(other is None or other.exists(), f"data: there is no {other}.", DataError)
+    require(not isinstance(other, Path) or other.exists(), f"data: there is no {other}.", DataError)
     recorded, figures = read_run(path), tuple(dict.fromkeys(name for name in metrics if name in CLASS_FIGURES))
     if has_only_own_models(recorded, trust, notes):
         text = f"{path} has clients' own models only, each judged on its client's held-out rows; leave out `data`."
@@ -141,13 +144,14 @@ def _held_out(federation: Federation, run: Path, notes: Notes) -> _Rows:
     return _Rows(federation.counter, {split: partial(_owners_here, federation, split, notes) for split in splits})
 
 
-def _rows_of(federation: Federation, file: Path, fairness: bool, notes: Notes) -> _Rows:
-    """The rows of a file or folder; `fairness`: whose they are must be known."""
-    samples, ids = _samples(file, federation.data)
-    _note_seen_rows(federation.data.train, samples, file, notes)
-    owners = partial(_owners_there, file, ids, federation)
-    by_row = {file.name: owners().numbers(len(samples))} if fairness or ids is not None else {}
-    return _Rows(replace(federation.counter, splits={file.name: samples}, owners=by_row), {file.name: owners})
+def _rows_of(federation: Federation, data: Path | Any, fairness: bool, notes: Notes) -> _Rows:
+    """The rows of a file, folder or DataFrame; `fairness`: whose they are must be known."""
+    name = data.name if isinstance(data, Path) else "data"
+    samples, ids = _samples(data, federation.data)
+    _note_seen_rows(federation.data.train, samples, name, notes)
+    owners = partial(_owners_there, str(data) if isinstance(data, Path) else name, ids, federation)
+    by_row = {name: owners().numbers(len(samples))} if fairness or ids is not None else {}
+    return _Rows(replace(federation.counter, splits={name: samples}, owners=by_row), {name: owners})
 
 
 def _owners_here(federation: Federation, split: str, notes: Notes) -> Owners:
@@ -157,7 +161,7 @@ def _owners_here(federation: Federation, split: str, notes: Notes) -> Owners:
     return federation.owners_of(split)
 
 
-def _owners_there(file: Path, ids: Array | None, federation: Federation) -> Owners:
+def _owners_there(file: str, ids: Array | None, federation: Federation) -> Owners:
     """Which client has which rows of a file."""
     encoding = federation.data.encoding
     column = None if encoding is None else encoding.client
@@ -166,12 +170,12 @@ def _owners_there(file: Path, ids: Array | None, federation: Federation) -> Owne
     return Owners.of([] if ids is None else ids, federation.client_names)
 
 
-def _note_seen_rows(train: Samples, new: Samples, file: Path, notes: Notes) -> None:
+def _note_seen_rows(train: Samples, new: Samples, name: str, notes: Notes) -> None:
     """Say how many of the rows are training rows, with the same inputs and label."""
     trained = set(_digests(train))
     seen = sum(digest in trained for digest in _digests(new))
     if seen:
-        notes(f"{seen:,} of {len(new):,} rows of {file.name} are among the rows that the model was trained on")
+        notes(f"{seen:,} of {len(new):,} rows of {name} are among the rows that the model was trained on")
 
 
 def _digests(samples: Samples) -> Iterator[bytes]:
@@ -181,13 +185,13 @@ def _digests(samples: Samples) -> Iterator[bytes]:
         yield hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
 
 
-def _samples(file: Path, data: Dataset) -> tuple[Samples, Array | None]:
-    """Samples of a file or folder that fit the model, and the client of each, if the file says it."""
+def _samples(file: Path | Any, data: Dataset) -> tuple[Samples, Array | None]:
+    """Samples of a file, folder or DataFrame that fit the model, and the client of each, if the file says it."""
     (samples, owners), like = read_owned_samples(file, data), data.train.x
     require(
         samples.x.shape[1:] == like.shape[1:] and samples.x.dtype == like.dtype,
-        f"{file} has inputs {list(samples.x.shape[1:])} of type {samples.x.dtype}, but the model was trained on "
-        f"{list(like.shape[1:])} of type {like.dtype}.",
+        f"{file if isinstance(file, Path) else 'data'} has inputs {list(samples.x.shape[1:])} of type "
+        f"{samples.x.dtype}, but the model was trained on {list(like.shape[1:])} of type {like.dtype}.",
         DataError,
     )
     return samples, owners

@@ -322,6 +322,16 @@ def test_data_show_counts_samples_per_client_and_class(call: Call, tmp_path: Pat
     refused(call("data", "show", "small.yaml", "data.partition.labels_per_client=11"), "only 10 classes")
 
 
+def test_data_show_of_numbers_counts_samples_only(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("a,pulse\n" + "".join(f"{i},{i / 7}\n" for i in range(50)))
+    data = {"name": "csv", "path": "n.csv", "label": "pulse", "clients": 4, "partition": "iid"}
+    (tmp_path / "n.yaml").write_text(json.dumps({"rounds": 1, "task": "regression", "data": data, "model": "mlp"}))
+    text = fine(call("data", "show", "n.yaml", "--plot", "n.png"))
+    assert "10 samples each" in text and "label" not in text and "class" not in text
+    found = json.loads(fine(call("data", "show", "n.yaml", "--json")))
+    assert found["classes"] == [] and found["counts"] == [[10]] * 4
+
+
 @pytest.mark.parametrize(
     ("table", "names"),
     [

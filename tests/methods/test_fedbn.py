@@ -261,3 +261,12 @@ def test_batches_of_one_image_are_accepted_where_a_layer_has_many_pixels() -> No
     data = fedadc.from_clients([(x, torch.arange(9) % 3)] * 2, test=(x, torch.arange(9) % 3))
     made = federation(FedBN(), Twice(), LocalWork(epochs=1, batch_size=4), data=data, cohort=None)
     assert torch.isfinite(list(made.rounds(2))[-1].state.theta).all()
+
+
+def test_without_batch_norm_the_warning_says_by_what_the_run_is_judged(caplog: pytest.LogCaptureFixture) -> None:
+    plain = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
+    work = LocalWork(steps=2, batch_size=4, lr=0.1)
+    made = Federation(model=plain, data=small_federation(), method=FedBN(), local=work, cohort=2)
+    assert "it trains as fedavg does, but it is still judged by personal figures only" in caplog.text
+    metrics = next(iter(made.rounds(1))).metrics
+    assert "personal_accuracy" in metrics and "test_accuracy" not in metrics

@@ -163,6 +163,24 @@ def test_other_rows_and_those_that_were_trained_on(folder: Path, call: Call, tmp
     refused(call("evaluate", run, "--data", str(tmp_path / "unlabeled.csv"), "--by", "class"), "column state", code=5)
 
 
+def test_a_dataframe_has_the_figures_of_its_file(folder: Path, tmp_path: Path) -> None:
+    new = table(tmp_path / "new.csv", seed=3)
+    frame = pandas.read_csv(new)
+    of_file = fedadc.evaluate(folder / "run", new, by="client", metrics=["auroc"])
+    for data in (frame, {name: frame[name].tolist() for name in frame}):
+        found = fedadc.evaluate(folder / "run", data, by="client", metrics=["auroc"])
+        assert found["data"] == of_file["new.csv"] and found.per_client == of_file.per_client
+    with pytest.raises(FedadcError, match=r"^data lacks the column state\.$"):
+        fedadc.evaluate(folder / "run", frame.drop(columns="state"))
+    with pytest.raises(FedadcError, match=r"data must be a path, a DataFrame or columns by name, not int\.$"):
+        fedadc.evaluate(folder / "run", 7)
+    with pytest.raises(FedadcError, match="data has columns by name, but the model was not trained on a table"):
+        fedadc.evaluate(folder / "digits", frame)
+    (tmp_path / "img").mkdir()
+    with pytest.raises(FedadcError, match=r"img is a folder, but the model was trained on a table; give a CSV file\.$"):
+        fedadc.evaluate(folder / "run", tmp_path / "img")
+
+
 @pytest.mark.parametrize("method", ["fedper", "local_only", "fedbn"])
 def test_own_models_are_judged_on_their_clients_rows(method: str, tmp_path: Path) -> None:
     """The whole equals what training has recorded; every client's figures are those of its model alone."""
@@ -235,5 +253,5 @@ def test_further_mistakes(folder: Path) -> None:
         fedadc.evaluate(folder / "digits", metrics="sensitivity")
     x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 2
     bare = fedadc.Federation(model=torch.nn.Linear(5, 2).double(), data=fedadc.from_arrays(x, y), clients=4, test=0)
-    with pytest.raises(FedadcError, match=r"^split 'test' is unknown; there are no others\.$"):
+    with pytest.raises(FedadcError, match=r"^data \S+ has held out no rows to report on\.$"):
         bare.report(bare.start())

@@ -13,7 +13,7 @@ from fedadc.data.encoding import TableRules
 from fedadc.data.loaders.rows import fields_of
 from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like, with_test
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
-from fedadc.errors import require
+from fedadc.errors import DataError, require
 
 
 def from_frame(
@@ -48,10 +48,17 @@ def from_frame(
     data = data_of(Table(name, _bytes_of(kept), kept, classes, client, used, rules), name, held_out)
     if test is None or share is not None:
         return data
-    assert data.encoding is not None
-    further = fields_of(test, rules.spelling, names)
-    like = data_like(table_like(further, "test", _bytes_of(further), data.encoding), "test", data)
-    return with_test(data, like)
+    return with_test(data, frame_like(test, data, "test"))
+
+
+def frame_like(frame: Any, like: Dataset, name: str) -> Dataset:
+    """A data set from a DataFrame, or from columns by name, with the columns and classes of an existing table."""
+    encoding = like.encoding
+    if encoding is None:
+        raise DataError(f"{name} has columns by name, but the model was not trained on a table; give a file or folder.")
+    names = [column for column in (encoding.label, encoding.client) if column and column not in encoding.targets]
+    columns = fields_of(frame, encoding.spelling, names)
+    return data_like(table_like(columns, name, _bytes_of(columns), encoding), name, like)
 
 
 def _bytes_of(columns: Mapping[str, Any]) -> int:
