@@ -42,8 +42,9 @@ def evaluation_tables(result: EvaluationResult, as_json: bool) -> None:
     rows = [
         [row["data"], row["metric"], _cell(row["value"])] + ([_interval(row)] if result.intervals else [])
         for row in result.rows()
+        if row["data"] not in result.repeated
     ]
-    print_table("", headings, rows)
+    print_table("", headings, rows, "the best model is the last one" if result.repeated else "")
     if result.by == "client":
         _clients(result.report())
     elif result.by == "class":

@@ -72,6 +72,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also save the figures of clients or classes as CSV.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing files.")] = False,
     data_dir: DataDir = None,
     device: Device = "cpu",
     trust: Trust = False,
@@ -86,15 +87,19 @@ def evaluate(
     from fedadc.cli.evaluation_output import evaluation_tables
     from fedadc.cli.terminal import note, say
     from fedadc.runs.evaluate import evaluate as evaluate_run
+    from fedadc.system.files import require_new_file
 
     require(out is None or by is not None, "--out needs --by client or --by class, whose figures it saves.")
+    for file, what in ((out, "out"), (confusion, "confusion")):
+        if file is not None:
+            require_new_file(file, what, overwrite)
     names = [m.strip() for m in metrics.split(",") if m.strip()]
     request: dict[str, Any] = {"metrics": names, "by": by, "positive": positive, "intervals": intervals}
     result = evaluate_run(run, data, **request, data_dir=data_dir, device=device, trust=trust, notes=note)
     if confusion is not None:
         plot_confusion(result.confusion, result.report().classes, confusion, f"{run.name}, {result.split}")
     if out is not None:
-        (result.per_client if by == "client" else result.per_class).write_csv(out)
+        (result.per_client if by == "client" else result.per_class).write_csv(out, overwrite)
     evaluation_tables(result, json)
     for path in filter(None, [] if json else [confusion, out]):
         say(f"written: {path}")

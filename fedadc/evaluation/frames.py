@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadc.errors import FedadcError, kind_of_failure, one_line, require, unknown
-from fedadc.system.files import write_text
+from fedadc.system.files import require_new_file, write_text
 
 
 def frame(rows: list[dict[str, Any]], index: str) -> Any:
@@ -39,8 +39,9 @@ class FigureTable(dict[str, dict[str, Any]]):
         """The figures as a DataFrame, indexed by name."""
         return frame(self.rows(), self.kind)
 
-    def write_csv(self, path: Path) -> None:
-        """Save the rows as CSV; a figure that is not defined is an empty field."""
+    def write_csv(self, path: Path, overwrite: bool = False) -> None:
+        """Save the rows as CSV; a figure that is not defined is an empty field. An existing file is kept."""
+        require_new_file(path, "out", overwrite)
         require(path.suffix.lower() in ("", ".csv"), f"out: {path.name} should end in .csv.")
         text = io.StringIO()
         names = dict.fromkeys(name for row in self.rows() for name in row)
@@ -48,7 +49,6 @@ class FigureTable(dict[str, dict[str, Any]]):
         writer.writeheader()
         writer.writerows(self.rows())
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text.getvalue())
         except OSError as error:
             raise kind_of_failure(error)(f"{path} cannot be written ({one_line(error)}).") from error

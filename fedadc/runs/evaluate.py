@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedadc.config.build import Plan, prepare
+from fedadc.config.ending import BEST
 from fedadc.data.dataset import Array, Dataset, Samples
 from fedadc.data.loaders.samples import read_owned_samples
 from fedadc.errors import DataError, require, unknown
@@ -24,7 +25,7 @@ from fedadc.models.build import read_weights
 from fedadc.runs.evaluation import BY, EvaluationResult
 from fedadc.runs.layout import other_models
 from fedadc.runs.own_models import has_only_own_models, reports_of_own_models
-from fedadc.runs.record import TRAINING_ONLY, RecordedRun, read_run, require_same_split, saved_model
+from fedadc.runs.record import TRAINING_ONLY, RecordedRun, model_origin, read_run, require_same_split, saved_model
 from fedadc.system.determinism import resolve_device
 from fedadc.system.user_code import Notes
 from fedadc.tasks import EXTRA_METRICS
@@ -81,7 +82,9 @@ def evaluate(
         rows = _held_out(federation, path, notes)
     else:
         rows = _rows_of(federation, other, FAIRNESS in metrics, notes)
-    return _result(*_of_files(plan, files, rows, positive, figures), by, intervals)
+    result = _result(*_of_files(plan, files, rows, positive, figures), by, intervals)
+    result.repeated = _repeated(result, files)
+    return result
 
 
 def _of_files(
@@ -127,6 +130,13 @@ def _opened(
         replace(config, evaluate=evaluation, model=model, storage=Storage()), data_dir, resolve_device(device)
     )
     return plan, files
+
+
+def _repeated(splits: Iterable[str], files: Mapping[str, Path]) -> tuple[str, ...]:
+    """The splits of the best model, if it is the one after the last round."""
+    best = files.get(f"{BEST} ")
+    same = best is not None and 0 < model_origin(best)[1] == model_origin(files[""])[1]
+    return tuple(name for name in splits if same and name.startswith(f"{BEST} "))
 
 
 @dataclass(frozen=True)

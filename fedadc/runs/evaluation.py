@@ -26,6 +26,7 @@ class EvaluationResult(dict[str, Metrics]):
         self.reports, self.by = dict(reports), by
         tests: list[str] = [name for name in ("test", "personal test") if name in self.reports]
         self.split = [*tests, *self.reports][0]  # of the details
+        self.repeated: tuple[str, ...] = ()  # splits of the best model where it is the last one, whose rows are equal
         self.intervals: dict[str, dict[str, tuple[float, float]]] = {}  # split -> metric -> (low, high)
         if by == "client":
             self.report().owners  # noqa: B018 - refused now rather than later

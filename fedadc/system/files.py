@@ -65,6 +65,13 @@ def flush_folder(folder: Path) -> None:
         flush(folder)
 
 
+def require_new_file(file: Path, what: str, overwrite: bool) -> None:
+    """Refuse a file that exists, unless it is to be replaced, or whose folder does not exist."""
+    require(file.parent.is_dir(), f"{what}: there is no folder {file.parent}.")
+    require(not file.is_dir(), f"{what}: {file} is a folder; a file is needed.")
+    require(overwrite or not file.exists(), f"{file} already exists; choose another `{what}`, or use `overwrite`.")
+
+
 def write_text(path: Path, text: str) -> None:
     write_file(path, text.encode())
 

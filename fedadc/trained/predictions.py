@@ -18,7 +18,7 @@ import torch
 from fedadc.data.dataset import Array, DataSpec
 from fedadc.errors import DiskError, require, unknown
 from fedadc.fields.summary import summary
-from fedadc.system.files import write_file
+from fedadc.system.files import require_new_file, write_file
 
 PREDICTION, PROBABILITY = "prediction", "p_"  # the column of classes, and the prefix of those of probabilities
 PREDICTED = "predicted_"  # the prefix of columns of numbers
@@ -89,9 +89,7 @@ def checked_target(file: Path, overwrite: bool) -> Path:
     """Refuse a file that could not be written, before anything is computed."""
     if file.suffix.lower() not in WRITERS:
         raise unknown("out: the ending", file.suffix, WRITERS)
-    require(file.parent.is_dir(), f"out: there is no folder {file.parent}.")
-    require(not file.is_dir(), f"out: {file} is a folder; a file is needed.")
-    require(overwrite or not file.exists(), f"{file} already exists; choose another `out`, or use `overwrite`.")
+    require_new_file(file, "out", overwrite)
     parquet = file.suffix.lower() != ".parquet" or find_spec("pyarrow") is not None
     require(parquet, "Parquet needs pyarrow; install it with `pip install 'fedadc[tables]'`.")
     return file

@@ -226,6 +226,31 @@ def test_the_clients_of_an_npz_file(folder: Path, tmp_path: Path) -> None:
         fedadc.evaluate(folder / "digits", tmp_path / "bare.npz", by="client")
 
 
+def test_existing_files_are_kept_and_no_folder_is_made(folder: Path, call: Call, tmp_path: Path) -> None:
+    words = ("evaluate", str(folder / "run"), "--by", "client")
+    for option, file in (("--out", tmp_path / "x.csv"), ("--confusion", tmp_path / "x.png")):
+        file.write_text("mine")
+        refused(call(*words, option, str(file)), "already exists; choose another")
+        assert file.read_text() == "mine"
+        refused(call(*words, option, str(tmp_path / "no" / file.name)), "there is no folder")
+        assert not (tmp_path / "no").exists()
+        fine(call(*words, option, str(file), "--overwrite"))
+        assert file.read_bytes() != b"mine"
+    with pytest.raises(FedadcError, match="already exists"):
+        fedadc.evaluate(folder / "run", by="client").per_client.write_csv(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("rounds", [2, 8])
+def test_the_best_model_has_rows_of_its_own_unless_it_is_the_last_one(rounds: int, call: Call, tmp_path: Path) -> None:
+    data = {"name": "digits", "clients": 9, "validation": 0.2}
+    local = {"steps": 8, "batch_size": 16, "lr": 0.1 if rounds == 2 else 8.0}  # diverges after its best round
+    ran = fedadc.run({**TREE, "data": data, "rounds": rounds, "local": local}, out=tmp_path / "run")
+    assert ran.best is not None and (ran.best.round == rounds) == (rounds == 2)
+    text = fine(call("evaluate", str(tmp_path / "run")))
+    assert ("best test" in text) == (rounds == 8) and ("the best model is the last one" in text) == (rounds == 2)
+    assert "best test" in json.loads(fine(call("evaluate", str(tmp_path / "run"), "--json")))
+
+
 @pytest.mark.parametrize(
     ("words", "fragment"),
     [
