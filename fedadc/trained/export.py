@@ -1,17 +1,19 @@
 """`fedadc export`: a trained model in formats that others read, with a description and a model card.
 
-The same run gives the same bytes. A folder is written file by file, each completely or not at all; the card comes last.
+The same run gives the same bytes. A folder is written under another name, and gets its own when it is complete.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedadc.errors import DiskError, require, unknown
-from fedadc.system.files import to_safetensors, write_file
+from fedadc.runs.layout import PARTIAL
+from fedadc.system.files import flush_folder, to_safetensors, write_files
 from fedadc.system.user_code import Notes
 from fedadc.trained.card import card
 from fedadc.trained.description import description_of
@@ -47,23 +49,51 @@ def export(
         if name not in FILE_OF_FORMAT:
             raise unknown("format", name, FILE_OF_FORMAT)
     folder = Path(out)
-    stale = _check_folder(folder, formats, overwrite)
+    _check_folder(folder, overwrite)
     loaded = load(run, model=model, client=client, regularizer=regularizer, data_dir=data_dir, trust=trust, notes=notes)
     loaded.require_head()
     contents = _contents(loaded, formats)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in stale:
-            file.unlink()
-        for name, content in contents.items():
-            write_file(folder / name, content)
+        write_folder(folder, contents)
     except OSError as error:
         raise DiskError(f"cannot write to {folder} ({error.strerror or error}).") from error
     return [folder / name for name in contents]
 
 
-def _check_folder(folder: Path, formats: Sequence[str], overwrite: bool) -> list[Path]:
-    """Refuse a folder with other files; returns the files of an earlier export, which are replaced."""
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a folder and replace an existing one: a process that is killed leaves the old one or the new one.
+
+    If it is killed between the two renames, the old one is beside it, until the next call. The working directory and
+    an empty folder stay where they are and are filled.
+    """
+    path = folder.resolve()
+    partial, old = (path.with_name(f"{path.name}{part}{PARTIAL}") for part in ("", "-old"))
+    if path.is_dir() and (path == Path.cwd() or not any(path.iterdir())):
+        write_files([(path / name, content) for name, content in contents.items()])
+        for file in path.iterdir():
+            if file.name not in contents:
+                file.unlink()
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        write_files([(partial / name, content) for name, content in contents.items()])
+        if path.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        partial.rename(path)
+        flush_folder(path.parent)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        if old.is_dir() and not path.is_dir():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder with files that are not those of an earlier export."""
     require(not folder.exists() or folder.is_dir(), f"{folder} is a file; `out` needs a folder.")
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     require(
@@ -74,7 +104,6 @@ def _check_folder(folder: Path, formats: Sequence[str], overwrite: bool) -> list
     require(
         not foreign, f"{folder} contains {', '.join(foreign[:3])}, which no export has written; choose another `out`."
     )
-    return found
 
 
 def _contents(loaded: LoadedRun, formats: Sequence[str]) -> dict[str, bytes]:

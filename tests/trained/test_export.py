@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
 from fedadc.system.determinism import deterministic
+from fedadc.trained.export import write_folder
 from fedadc.trained.load import LoadedRun
 from fedadc.trained.new_data import read_new_data
 from fedadc.trained.program import FromRaw
@@ -322,6 +325,56 @@ def test_a_folder_is_replaced_only_if_it_is_an_export(tmp_path: Path, call: Call
         call("export", run, "-o", tmp_path / "new", "--format", "onxx"), "format 'onxx' is unknown; did you mean 'onnx'"
     )
     assert not (tmp_path / "new").exists()
+
+
+def killed_at(number: int, folder: Path, files: dict[str, bytes]) -> bool:
+    """Whether a process that writes a folder was killed at its n-th flush, rename or deletion."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    calls = itertools.count(1)
+
+    def dying(original: Any) -> Any:
+        def call(*given: Any, **kw: Any) -> Any:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **kw)
+
+        return call
+
+    for name in ("fsync", "rename", "replace", "unlink", "rmdir"):
+        setattr(os, name, dying(getattr(os, name)))
+    write_folder(folder, files)
+    os._exit(0)
+
+
+def test_a_kill_leaves_the_old_export_or_the_new_one(tmp_path: Path) -> None:
+    old, new = ({name: f"{name} {k}".encode() for name in files} for k, files in enumerate(["abc", "bcd"]))
+    folder, seen = tmp_path / "out", []
+    for number in itertools.count(1):
+        write_folder(folder, old)
+        was_killed = killed_at(number, folder, new)
+        if not folder.exists():  # between the two renames
+            assert contents(tmp_path / "out-old.part") == old and contents(tmp_path / "out.part") == new
+            seen.append("between")
+        else:
+            seen.append("old" if contents(folder) == old else "new" if contents(folder) == new else "mixed")
+        if not was_killed:
+            break
+    assert number > 8 and "mixed" not in seen and seen.count("between") == 1 and seen == sorted(seen, key=order)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def order(state: str) -> int:
+    return ("old", "between", "new").index(state)
+
+
+def test_the_working_directory_is_replaced_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    number = tmp_path.stat().st_ino
+    for files in ({"a": b"1", "b": b"2"}, {"b": b"3"}):
+        write_folder(Path(), files)
+        assert contents(tmp_path) == files and tmp_path.stat().st_ino == number
 
 
 def test_the_own_model_of_a_client(tmp_path: Path) -> None:
