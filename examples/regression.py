@@ -6,6 +6,7 @@ The labels are numbers in watts. Models are trained on scaled labels; the figure
 """
 
 import numpy as np
+import torch
 
 import fedadc
 
@@ -23,6 +24,7 @@ def measurements(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     rng = np.random.default_rng(0)
     data = fedadc.from_clients([measurements(rng) for _ in range(STATIONS)], task="regression", targets=["watts"])
+    torch.manual_seed(0)  # of the initial weights
     for method in (fedadc.methods.FedAvg(), fedadc.methods.FedADC(nesterov=True)):
         federation = fedadc.Federation(
             model=fedadc.models.MLP((3,), 1, hidden=[16]), data=data, method=method, cohort=5,

@@ -363,8 +363,9 @@ def with_objective(method: Method | None, objective: Objective | None, task: str
     require(
         objective is None or isinstance(objective, Objective), f"objective must be an Objective, not {objective!r:.60}."
     )
-    if objective is None and own == CrossEntropy() and task in DEFAULT_OBJECTIVES:
-        objective = OBJECTIVES[DEFAULT_OBJECTIVES[task]]()
+    default = OBJECTIVES[DEFAULT_OBJECTIVES[task]]() if task in DEFAULT_OBJECTIVES else own
+    if objective is None and own == CrossEntropy() != default:
+        objective = default
     if objective is None:
         if own != CrossEntropy():
             text = "give the objective beside the method: Federation(method=..., objective=...)"

@@ -78,10 +78,11 @@ def test_all_that_is_told_by_default(site_arrays: Path) -> None:
                 counts = dict(deserialize(packet.body))
                 assert set(counts) == {"test.loss", "test.top5", "test.confusion"}
             assert kind != "finish" or not packet.size
-    arrays = {"shape", "dtype", "normalization", "classes", "integers"}
+    arrays = {"shape", "dtype", "normalization", "classes", "integers", "targets", "sums"}
     for name, found in told(transport, "hello").items():
         assert set(found) == {"client", "rows", "table", "arrays"} and set(found["arrays"]) == arrays
         assert found["client"] == name and found["table"] is None
+        assert not found["arrays"]["targets"] and not found["arrays"]["sums"], "of regressions only"
     for found in told(transport, "agree").values():
         assert set(found) == {"sizes", "label_counts", "data", "agreement"}
         assert found["label_counts"] is None and set(found["sizes"]) == {"train", "test"}
