@@ -14,7 +14,8 @@ from fedadc.cli.terminal import SHOWN_CLIENTS, out, print_table, say
 from fedadc.data.dataset import Array
 from fedadc.evaluation.figures import most_confused
 from fedadc.evaluation.frames import FigureTable
-from fedadc.evaluation.report import SplitReport, lower_is_better
+from fedadc.evaluation.report import SplitReport
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.runs.evaluation import EvaluationResult
 
 EXTREMES = 10  # clients shown at either end, where not all are shown
@@ -89,7 +90,7 @@ def _clients(report: SplitReport) -> None:
     judged = next(iter(report.fairness), None)
     title, caption = f"{report.split} by client", ""
     if len(names) > SHOWN_CLIENTS and judged is not None:
-        sign = 1 if lower_is_better(judged) else -1
+        sign = -1 if higher_is_better(judged) else 1
         ordered = sorted(names, key=lambda name: -sign * table[name][judged])
         names = [*ordered[:EXTREMES], *ordered[-EXTREMES:]]
         caption = f"the {EXTREMES} worst and the {EXTREMES} best of {len(ordered):,} clients by {judged}"

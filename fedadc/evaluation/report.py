@@ -18,14 +18,10 @@ from fedadc.evaluation.figures import CLASS_FIGURES, OF_TWO_CLASSES, Judged, of_
 from fedadc.evaluation.frames import FigureTable
 from fedadc.evaluation.intervals import percentile_intervals
 from fedadc.evaluation.metrics import EvaluationBatch, MetricCounter
+from fedadc.evaluation.stopping import higher_is_better
 from fedadc.models.vectors import Vector
 from fedadc.system.determinism import deterministic
-from fedadc.tasks import LOWER_IS_BETTER, Classification
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether small values of a metric are good ones."""
-    return metric.endswith((*LOWER_IS_BETTER, "calibration_error", "brier"))
+from fedadc.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,11 @@ class Owners:
         having = np.flatnonzero(shares.sizes).tolist()
         return Owners(tuple(names[k] for k in having), tuple(shares[k] for k in having))
 
-    def numbers(self, rows: int) -> Array:
-        """The number of the client of every row, int32; -1: no client has it."""
-        owner = np.full(rows, -1, dtype=np.int32)
-        for number, own in enumerate(self.rows):
-            owner[own] = number
-        return owner
+    @property
+    def shares(self) -> Clients:
+        """The rows of the clients, who are numbered in the order of their names here."""
+        indices = np.concatenate([np.zeros(0, dtype=np.int64), *self.rows])
+        return Clients(indices, np.cumsum([0, *map(len, self.rows)]))
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ class SplitReport:
         names = dict.fromkeys(name for row in rows for name in row if name != "samples")
         values = {name: [row.get(name) for row in rows] for name in names}
         return {
-            name: spread_over_clients(np.array(found), not lower_is_better(name))
+            name: spread_over_clients(np.array(found), higher_is_better(name))
             for name, found in values.items()
             if None not in found
         }

@@ -16,6 +16,7 @@ from fedadc.tasks import JUDGED_BY, LOWER_IS_BETTER, Classification, Task
 from fedadc.training.state import Round
 
 VALIDATION = "validation"
+SMALL_IS_GOOD = ("drift_distance", "drift_spread", "accuracy_spread", "calibration_error", "brier")  # beside losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Stopping(Settings):
 
 def higher_is_better(metric: str) -> bool:
     """Whether a larger value of a metric is the better one."""
-    return not metric.endswith((*LOWER_IS_BETTER, "drift_distance", "drift_spread", "accuracy_spread"))
+    return not metric.endswith((*LOWER_IS_BETTER, *SMALL_IS_GOOD))
 
 
 def validation_metrics(method: Method, evaluation: Evaluation, task: type[Task] = Classification) -> list[str]:

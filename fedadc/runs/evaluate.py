@@ -16,7 +16,7 @@ from fedadc.config.ending import BEST
 from fedadc.data.dataset import Array, Dataset, Samples
 from fedadc.data.loaders.samples import read_owned_samples
 from fedadc.errors import DataError, require, unknown
-from fedadc.evaluation.fairness import FAIRNESS
+from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows
 from fedadc.evaluation.figures import CLASS_FIGURES
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.evaluation.report import Owners, SplitReport
@@ -160,7 +160,7 @@ def _rows_of(federation: Federation, data: Path | Any, fairness: bool, notes: No
     samples, ids = _samples(data, federation.data)
     _note_seen_rows(federation.data.train, samples, name, notes)
     owners = partial(_owners_there, str(data) if isinstance(data, Path) else name, ids, federation)
-    by_row = {name: owners().numbers(len(samples))} if fairness or ids is not None else {}
+    by_row = {name: owner_of_rows(owners().shares, len(samples))} if fairness or ids is not None else {}
     return _Rows(replace(federation.counter, splits={name: samples}, owners=by_row), {name: owners})
 
 

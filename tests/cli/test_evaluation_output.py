@@ -11,6 +11,7 @@ from PIL import Image
 from fedadc.analysis.confusion import plot_confusion
 from fedadc.cli.evaluation_output import confusion_matrix, evaluation_tables, out
 from fedadc.errors import FedadcError
+from fedadc.evaluation.fairness import owner_of_rows
 from fedadc.evaluation.report import Owners
 from fedadc.runs.evaluate import evaluate
 from fedadc.runs.runner import run
@@ -92,4 +93,4 @@ def test_of_many_clients_the_worst_and_the_best_are_shown(tmp_path: Path, capsys
 def test_clients_in_the_order_of_the_federation_then_by_name() -> None:
     owners = Owners.of(["b", "z", "a", "b", "c"], order=("c", "b", "x"))
     assert owners.names == ("c", "b", "a", "z") and [own.tolist() for own in owners.rows] == [[4], [0, 3], [2], [1]]
-    assert owners.numbers(6).tolist() == [1, 3, 2, 1, 0, -1]
+    assert owner_of_rows(owners.shares, 6).tolist() == [1, 3, 2, 1, 0, -1]

@@ -84,7 +84,10 @@ def test_evaluations_that_a_run_in_one_go_would_not_have_made_do_not_count() -> 
 
 @pytest.mark.parametrize(("name", "higher"), [("validation_accuracy", True), ("validation_macro_f1", True),
                                               ("validation_loss", False), ("test_mse", False), ("test_mae", False),
-                                              ("test_r2", True), ("swa_test_loss", False)])  # fmt: skip
+                                              ("test_r2", True), ("swa_test_loss", False),
+                                              ("brier", False), ("calibration_error", False), ("auroc", True),
+                                              ("test_accuracy_spread", False), ("test_accuracy_worst", True),
+                                              ("mse", False), ("mae", False)])  # fmt: skip
 def test_which_direction_is_better(name: str, higher: bool) -> None:
     assert higher_is_better(name) == higher
 
