@@ -42,7 +42,6 @@ from fedadc.selections import Selection
 from fedadc.server_half import ServerHalf
 from fedadc.system.determinism import deterministic, resolve_device, resolve_workers
 from fedadc.system.files import to_safetensors
-from fedadc.tasks import Classification
 from fedadc.training.agreement import agree
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Coordinator, Weighting
@@ -144,7 +143,7 @@ class Federation(ServerHalf):
 
     def _roster(self) -> Roster:
         """What the server of this federation knows about its clients."""
-        counts = self._label_counts if isinstance(self.data.task, Classification) else None
+        counts = self._label_counts if self.data.task.has_classes else None
         return Roster(self.clients.sizes, self._names, counts)
 
     def _label_counts(self) -> Array:

@@ -31,7 +31,6 @@ from fedadc.models.build import construct, read_weights, require_maker
 from fedadc.partitions import Natural, default_partition
 from fedadc.schedules import Constant
 from fedadc.server_half import ServerHalf
-from fedadc.tasks import Classification
 from fedadc.training.agreement import Agreement, agree
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.faults import Faults, NormBound
@@ -308,7 +307,7 @@ def _check_task(config: Config, data: Dataset) -> None:
         f"to {task}.",
     )
     require(
-        config.stop.accuracy is None or isinstance(data.task, Classification),
+        config.stop.accuracy is None or data.task.has_classes,
         f"stop.accuracy needs classes, but the labels are {labels} (task: {task}).",
     )
 

@@ -17,7 +17,7 @@ from fedadc.data.dataset import Array, Normalization, Samples
 from fedadc.errors import FedadcError, require
 from fedadc.fields.settings import Settings
 from fedadc.fields.summary import field_summary
-from fedadc.tasks import Classification, Task
+from fedadc.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class ClientData:
 
     def class_counts(self) -> Tensor:
         """The number of samples of each class, [classes]."""
-        if not isinstance(self.task, Classification):
+        if not self.task.has_classes:
             raise FedadcError(f"class_counts needs classes, but the task is {self.task.name}.")
         labels = self.samples.y.index_select(0, torch.from_numpy(self.indices))
-        return torch.bincount(labels, minlength=self.task.classes).to(self.inputs.device)
+        return torch.bincount(labels, minlength=self.task.groups).to(self.inputs.device)
 
     def batches(self, positions: Iterable[Array], rng: Callable[[str], np.random.Generator]) -> Iterator[Batch]:
         """One batch for each array of positions; `rng("augment")` draws the augmentation."""

@@ -6,11 +6,11 @@ from fedadc.tasks.regression import Regression, Target
 
 TASKS: dict[str, type[Task]] = {"classification": Classification, "regression": Regression}
 EXTRA_METRICS = tuple(name for task in TASKS.values() for name in task.extra_metrics)
-SCORES = ("accuracy", "r2")  # the metric by which runs are judged, of every task; the higher, the better
+SCORES = tuple(task.score for task in TASKS.values())
 JUDGED_BY = tuple(  # the first of them that a record has
     prefix + score for prefix in ("validation_", "test_", "validation_personal_", "personal_") for score in SCORES
 )
-LOWER_IS_BETTER = ("loss", "mse", "mae")  # the last words of the names of such metrics
+LOWER_IS_BETTER = tuple({name: None for task in TASKS.values() for name in task.lower_is_better})
 
 __all__ = [
     "EXTRA_METRICS", "JUDGED_BY", "LOWER_IS_BETTER", "SCORES", "TASKS",

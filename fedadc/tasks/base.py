@@ -24,6 +24,9 @@ class Task:
     """What the labels of a data set are. Subclasses define all methods."""
 
     name: ClassVar[str]  # the value of `task` in a config
+    has_classes: ClassVar[bool] = False  # every sample has one class, so that samples per class can be counted
+    score: ClassVar[str]  # the metric by which runs are judged; the higher, the better
+    lower_is_better: ClassVar[tuple[str, ...]] = ("loss",)  # the other way round
     always: ClassVar[tuple[str, ...]] = ("loss",)  # metrics that every evaluation has
     extra_metrics: ClassVar[tuple[str, ...]] = ()  # metrics that `evaluate.metrics` may add
     label_metrics: ClassVar[tuple[str, ...]] = ()  # those of them that tell the label of single samples

@@ -21,6 +21,8 @@ class Classification(Task):
     """One of so many classes; labels are int64 numbers of classes, [n]."""
 
     name: ClassVar[str] = "classification"
+    has_classes: ClassVar[bool] = True
+    score: ClassVar[str] = "accuracy"
     always: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     extra_metrics: ClassVar[tuple[str, ...]] = ("top5", "macro_f1", "per_class")
     label_metrics: ClassVar[tuple[str, ...]] = ("macro_f1", "per_class")

@@ -42,6 +42,8 @@ class Regression(Task):
     """Numbers to predict; labels are [n, targets], in their own units, float32 or float64."""
 
     name: ClassVar[str] = "regression"
+    score: ClassVar[str] = "r2"
+    lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
     always: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae", "r2")
     extra_metrics: ClassVar[tuple[str, ...]] = ("per_target",)
     label_metrics: ClassVar[tuple[str, ...]] = ()

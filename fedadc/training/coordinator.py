@@ -22,7 +22,6 @@ from fedadc.fields.summary import summary
 from fedadc.rng import generator
 from fedadc.selections import Selection, Uniform
 from fedadc.selections.cohorts import ChangingCohorts, Cohorts
-from fedadc.tasks import Classification
 from fedadc.training.agreement import Agreement
 from fedadc.training.client_states import ClientStates, Storage, Store
 from fedadc.training.faults import Faults
@@ -54,7 +53,7 @@ class Coordinator:
         require(weighting in ("uniform", "samples"), f"weighting must be uniform or samples, not {weighting!r}.")
         self.agreement, self.roster, self.weighting = agreement, roster, weighting
         require(
-            selection is None or not selection.needs_label_counts or isinstance(agreement.task, Classification),
+            selection is None or not selection.needs_label_counts or agreement.task.has_classes,
             f"selection: {type(selection).__name__.lower()} needs label counts, but the labels are numbers (task: "
             f"{agreement.task.name}); use uniform.",
         )
