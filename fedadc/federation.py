@@ -31,7 +31,7 @@ from fedadc.engines import InProcess
 from fedadc.engines.base import Engine
 from fedadc.engines.simulated import SimulatedClients
 from fedadc.errors import DataError, FedadcError, article, one_line, require, unknown
-from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows, require_accuracies
+from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.evaluation.report import Owners, SplitReport
 from fedadc.methods import FedAvg, Method
@@ -180,7 +180,6 @@ class Federation(ServerHalf):
     def _owners_of_held_out(self) -> dict[str, Array]:
         """The number of the client of every held-out row, where the rows name their clients; -1: it does not train."""
         splits = [name for name in self.counter.splits if self.names_owners(name)]
-        require_accuracies(self.counter.task)
         require(
             self.method.federated or self.method.personalized,
             f"evaluate.metrics: fairness does not apply to {type(self.method).__name__}, which judges every client's "

@@ -8,17 +8,10 @@ import numpy as np
 
 from fedadc.data.dataset import Array, Clients
 from fedadc.errors import require
-from fedadc.tasks import Classification, Task
 
 FAIRNESS = "fairness"  # in `evaluate.metrics`
 STATISTICS = ("worst", "p10", "mean", "spread")
 FAIRNESS_METRICS = tuple(f"accuracy_{name}" for name in STATISTICS)
-
-
-def require_accuracies(task: Task) -> None:
-    """Refuse fairness for a task whose predictions are not right or wrong."""
-    text = f"evaluate.metrics: fairness is about accuracies, which {task.name} does not have."
-    require(isinstance(task, Classification), text)
 
 
 def spread_over_clients(values: Array, higher_is_better: bool = True) -> dict[str, float]:

@@ -19,7 +19,7 @@ from fedadc.data.schema import DataSchema
 from fedadc.engines.remote import NoAnswer, Remote
 from fedadc.errors import FedadcError, WorkersLost, require
 from fedadc.evaluation.evaluator import Evaluator
-from fedadc.evaluation.fairness import FAIRNESS, require_accuracies
+from fedadc.evaluation.fairness import FAIRNESS
 from fedadc.evaluation.metrics import BatchCounts, EvaluationBatch, MetricCounter
 from fedadc.fields.plain import to_json
 from fedadc.models.vectors import State, Vector
@@ -281,8 +281,6 @@ class SiteFederation(ServerHalf):
     def _counter(self, terms: Terms, held: Mapping[str, Samples]) -> MetricCounter:
         """Counts on the samples that the server has, and lets the sites count on theirs, if they hold out some."""
         inputs, task = self.agreement.inputs, self.agreement.task
-        if FAIRNESS in self.evaluation.metrics:
-            require_accuracies(self.agreement.task)
         if not terms.holds_out:
             require(
                 FAIRNESS not in self.evaluation.metrics,

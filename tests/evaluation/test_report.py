@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import nn
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Normalization, Samples
 from fedadc.errors import FedadcError
-from fedadc.evaluation.fairness import require_accuracies
 from fedadc.evaluation.metrics import Evaluation, MetricCounter
 from fedadc.evaluation.report import Owners, SplitReport
 from fedadc.models.flat import FlatModel
@@ -47,8 +47,8 @@ def test_regression_by_client() -> None:
             needs_classes()
     with pytest.raises(FedadcError, match=r"^auroc needs classes, which regression does not have"):
         report_of(report.counter.task, y, 1, figures=("auroc",))
-    with pytest.raises(FedadcError, match="fairness is about accuracies, which regression does not have"):
-        require_accuracies(report.counter.task)
+    with pytest.raises(FedadcError, match="fairness is a metric of classification, but the task is regression"):
+        replace(report.counter, evaluation=Evaluation(metrics=("fairness",)))
 
 
 def test_classification_agrees_with_itself() -> None:
