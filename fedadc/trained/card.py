@@ -94,6 +94,10 @@ def _training(loaded: LoadedRun) -> str:
 def _use(description: Mapping[str, Any], formats: Sequence[str]) -> str:
     """A program for each format that runs as it stands, in the folder of the card."""
     programs = [f"As `{form}`:\n\n```python\n{snippet(description, form)}```" for form in formats]
+    module, _, name = description["class"].partition(":")
+    if "state_dict" in formats and not module.startswith("fedadc."):
+        needs = f"imports the class {name} of the model from {module}, which is not in this folder"
+        programs.insert(0, f"The program for `state_dict` {needs}: put {module}.py, and what it imports, beside it.")
     return "\n\n".join(["## Use", *programs, BITS])
 
 

@@ -73,5 +73,5 @@ def in_words(feature: dict[str, Any]) -> str:
         return f"1 if {name} is missing, else 0"
     scaled = feature["center"] != 0 or feature["spread"] != 1
     return (
-        f"({name} - {feature['center']:g}) / {feature['spread']:g}" if scaled else f"{name}"
+        f"({name} - {feature['center']!r}) / {feature['spread']!r}" if scaled else f"{name}"
     ) + "; 0 if it is missing"

@@ -44,7 +44,7 @@ class Predictions:
     def values(self) -> Array:
         """The probability of every class, or the predicted numbers in units of the labels: [rows, outputs]."""
         found = self.spec.task.predicted(torch.from_numpy(self.outputs))
-        return found.astype(self.outputs.dtype)
+        return found.astype(self.outputs.dtype) if self.spec.classes else found
 
     @property
     def probabilities(self) -> Array:
@@ -69,7 +69,9 @@ class Predictions:
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with these columns."""
-        require(find_spec("pandas") is not None, "to_frame needs pandas; install it with `pip install pandas`.")
+        require(
+            find_spec("pandas") is not None, "to_frame needs pandas; install it with `pip install 'fedadc[pandas]'`."
+        )
         import pandas
 
         return pandas.DataFrame(self.columns())
@@ -87,6 +89,7 @@ class Predictions:
 
 def checked_target(file: Path, overwrite: bool) -> Path:
     """Refuse a file that could not be written, before anything is computed."""
+    require(not file.is_dir(), f"out: {file} is a folder; a file is needed.")
     if file.suffix.lower() not in WRITERS:
         raise unknown("out: the ending", file.suffix, WRITERS)
     require_new_file(file, "out", overwrite)

@@ -224,6 +224,8 @@ def test_the_programs_of_the_card_run_as_they_stand(exported: tuple[LoadedRun, P
     """Those of torch and ONNX without fedadc, the one of the state dict with the model's own class."""
     loaded, folder = exported
     of_state_dict, *others = programs_of_the_card(folder)
+    needed = "from mine, which is not in this folder: put mine.py, and what it imports, beside it."
+    assert (needed in (folder / "README.md").read_text()) == (loaded.config.model.name == "mine:Net")
     place = {"PYTHONPATH": os.pathsep.join([str(loaded.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
     done = subprocess.run(
         [sys.executable, "-c", of_state_dict], cwd=folder, env={**os.environ, **place}, capture_output=True, text=True
@@ -290,7 +292,7 @@ def test_the_description_and_the_card_say_what_the_model_is(exported: tuple[Load
     encoding = loaded.preprocessing.encoding
     if encoding is not None:
         assert len(description["input"]["features"]) == encoding.width
-        assert "(age - 40) / 12; 0 if it is missing" in card and "| 1 | 1 if age is missing, else 0 |" in card
+        assert "(age - 40.0) / 12.0; 0 if it is missing" in card and "| 1 | 1 if age is missing, else 0 |" in card
         assert "4: w0, w1, w2, w3" in card
     for value in (f"{loaded.history[-1]['test_accuracy']:.4f}", torch.__version__, fedadc.__version__, "fedadc run"):
         assert value in card, value

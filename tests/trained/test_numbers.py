@@ -60,6 +60,8 @@ def test_numbers_are_in_units_of_the_labels(tmp_path: Path) -> None:
     assert error[0] < 20 and error[1] < 0.01, "off by less than half of the standard deviation, in each one's own units"
     targets = loaded.preprocessing.spec.targets
     assert predicted.values[:, 0] == pytest.approx(predicted.outputs[:, 0] * targets[0].spread + targets[0].center)
+    wide = predicted.outputs.astype(np.float64) * [t.spread for t in targets] + [t.center for t in targets]
+    assert predicted.values.dtype == np.float64 and np.array_equal(predicted.values, wide)
     with pytest.raises(fedadc.FedadcError, match="predicts no classes"):
         _ = predicted.probabilities
 

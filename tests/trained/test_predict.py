@@ -95,6 +95,8 @@ def test_what_is_unknown_is_noted_and_what_is_missing_is_refused(place: Path, tm
         loaded.predict(np.zeros((2, 6), dtype=np.float32))
     with pytest.raises(FedadcError, match=r"x has inputs \[3\] of type"):
         loaded.predict(encoded(np.zeros((2, 3), dtype=np.float32)))
+    with pytest.raises(FedadcError, match="is a folder; a file is needed"):
+        fedadc.predict(place / "run", place / "new.csv", tmp_path)
     with pytest.raises(DataError, match=r"there is no nowhere\.csv"):
         loaded.predict("nowhere.csv")
 
