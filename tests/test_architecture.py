@@ -273,7 +273,9 @@ def test_calibration_knows_the_inner_loop_and_nothing_of_runs_and_files() -> Non
 def test_the_lower_folders_use_torch_numpy_and_the_standard_library_only() -> None:
     for module in MODULES:
         if folder(module) in {*CLIENTS, "partitions", "selections", "communication"}:
-            later = {"pydantic"} if folder(module) == "fields" else {"PIL", "safetensors"}  # inside functions
+            later = (
+                {"pydantic"} if folder(module) == "fields" else {"PIL", "pyarrow", "safetensors"}
+            )  # inside functions
             for at_import_only, more in ((True, set()), (False, later)):
                 foreign = {m.split(".")[0] for m in imports(module, at_import_only)} - set(sys.stdlib_module_names)
                 assert foreign <= {"torch", "numpy", "fedadc"} | more, f"{module} imports {sorted(foreign)}"

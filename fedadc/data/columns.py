@@ -112,7 +112,16 @@ class GrowingColumn:
             return
         distinct = list(dict.fromkeys(texts))
         position = dict(zip(distinct, range(len(distinct)), strict=True))
-        rows = np.fromiter(map(position.__getitem__, texts), np.int64, len(texts))
+        self._add_fields(distinct, np.fromiter(map(position.__getitem__, texts), np.int64, len(texts)), start)
+
+    def add_coded(self, distinct: Sequence[str], rows: Array, start: int) -> None:
+        """Add a block of fields that are given as positions in a list of the different ones, in order of appearance."""
+        if self.names:
+            self._add_codes(self._codes_of_names(distinct)[rows], start)
+        else:
+            self._add_fields(distinct, rows, start)
+
+    def _add_fields(self, distinct: Sequence[str], rows: Array, start: int) -> None:
         read = [self._read(text) for text in distinct]
         values = np.array([value for value, _ in read])[rows]
         codes = np.array([code for _, code in read], dtype=np.int32)[rows]

@@ -40,12 +40,13 @@ def about_columns(columns: Mapping[str, Fields], rows: Array, summary: TableSumm
 
 def _are_identifiers(fields: Fields, rows: Array) -> bool:
     """Whether a column has another whole number in every row."""
-    values = fields.numbers[rows[:ROWS_LOOKED_AT]]
-    if len(values) <= LEAST_ROWS or np.isnan(values).any() or len(np.unique(values)) < len(values):
+    if len(rows) <= LEAST_ROWS:
         return False
-    values = fields.numbers[rows]
-    whole = not np.isnan(values).any() and bool((values == np.floor(values)).all())
-    return whole and len(np.unique(values)) == len(values)
+    for some in (rows[:ROWS_LOOKED_AT], rows):  # most columns are no identifiers, and their first rows show it
+        values = fields.numbers[some]
+        if not (values == np.floor(values)).all() or len(np.unique(values)) < len(values):
+            return False
+    return True
 
 
 def about_clients(data: Dataset) -> list[str]:
@@ -80,8 +81,9 @@ def about_test_rows(data: Dataset) -> list[str]:
     """Test rows that are also training rows, so that figures on them are too high."""
     if data.test is None:
         return []
-    trained, tested = _hashes(data.train), _hashes(data.test)
-    many = int(np.isin(tested, trained).sum())
+    trained, tested = np.sort(_hashes(data.train)), _hashes(data.test)
+    place = np.minimum(np.searchsorted(trained, tested), len(trained) - 1)
+    many = int((trained[place] == tested).sum())
     if many <= REPEATED * len(tested):
         return []
     return [f"{many:,} of the {len(tested):,} test rows are also training rows: figures on them may be too high"]
