@@ -22,16 +22,18 @@ AROUND = ((b",", b","), (b",", b","), (b"\n", b","), (b",", b"\n"), (b",", b"\r"
 Columns = Mapping[str, GrowingColumn]  # those that are wanted
 
 
-def parsed(block: bytes, header: Sequence[str], columns: Columns, start: int, spelling: Spelling) -> int | None:
+def parsed(
+    block: bytes, header: Sequence[str], columns: Columns, start: int, spelling: Spelling, fast: bool = True
+) -> int | None:
     """Add the rows of a block to the columns, and return how many there are; None: it cannot be parsed.
 
-    Then the columns have to be overwritten from `start` on.
+    Then the columns have to be overwritten from `start` on. `fast`: whether it is worth to load pyarrow.
     """
     if b'"' in block or b"\0" in block or len(header) > MOST_PARSED or block.isspace() or _has_long_line(block):
         return None
     if b"\r" in block and block.count(b"\r") > block.count(b"\r\n"):  # alone, it ends a line for the csv module
         return None
-    rows = None if _arrow() is None else _by_arrow(block, columns, header, start)
+    rows = None if not fast or _arrow() is None else _by_arrow(block, columns, header, start)
     return _by_numpy(block, columns, header, start, spelling) if rows is None else rows
 
 
@@ -72,7 +74,7 @@ def _by_arrow(block: bytes, columns: Columns, header: Sequence[str], start: int)
                 column_types=kinds, include_columns=list(columns), null_values=["", *marks], strings_can_be_null=False
             ),
         )
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, MemoryError):
         return None
     for name, column in columns.items():
         (chunk,) = table.column(name).chunks

@@ -22,6 +22,7 @@ from fedadc.errors import DataError, kind_of_failure, one_line, require, require
 
 MAX_COLUMNS = 100_000
 PARSED_AT_ONCE = 1 << 22  # bytes
+LARGE = 1 << 24  # bytes; for smaller files, loading pyarrow would take longer than reading them
 PARSED_FIRST = 1 << 15  # the first block shows which columns have texts, which takes more time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of bytes, at the beginning of some files
 # the columns of texts (labels and clients) and those to leave out, given the header
@@ -88,7 +89,7 @@ class _Reader:
             many = block.count(b"\n") + (block.count(b"\r") if b"\r" in block else 0) + 1  # at least those of its rows
             read += len(block)
             self._reserve(many, size / read)
-            rows = parsed(block, self.header, self.growing, self.rows, spelling)
+            rows = parsed(block, self.header, self.growing, self.rows, spelling, size >= LARGE)
             if rows is None:
                 self._read(block)
             else:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedadc.data.columns import Fields
-from fedadc.data.loaders import csv_blocks, csv_file
+from fedadc.data.loaders import csv_file
 from fedadc.data.loaders.csv_file import read_columns
 from fedadc.data.spelling import DEFAULT_SPELLING, Spelling
 from fedadc.errors import FedadcError
@@ -47,8 +47,7 @@ def test_columns_are_their_fields_one_by_one(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_file, "PARSED_AT_ONCE", block)
         patch.setattr(csv_file, "PARSED_FIRST", block)
-        if not data.draw(st.booleans()):
-            patch.setattr(csv_blocks, "_arrow", lambda: None)
+        patch.setattr(csv_file, "LARGE", data.draw(st.sampled_from([0, 1 << 24])))
         found = read_columns(path, spelling, lambda _: (["c0"], []))
     assert list(found) == header
     for k, name in enumerate(header):
@@ -57,8 +56,7 @@ def test_columns_are_their_fields_one_by_one(
 
 @pytest.mark.parametrize("by", ["pyarrow", "numpy"])
 def test_numbers_are_those_of_float_to_the_last_bit(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if by == "numpy":
-        monkeypatch.setattr(csv_blocks, "_arrow", lambda: None)
+    monkeypatch.setattr(csv_file, "LARGE", 0 if by == "pyarrow" else 1 << 24)
     rng = np.random.default_rng(0)
     values = rng.normal(size=4000) * 10.0 ** rng.integers(-25, 25, 4000)
     texts = [f"{value:.{digits}e}" for value, digits in zip(values, rng.integers(1, 18, 4000), strict=True)]
@@ -84,8 +82,7 @@ def test_numbers_are_those_of_float_to_the_last_bit(by: str, tmp_path: Path, mon
 def test_a_bad_row_in_the_middle_is_named(
     bad: str, words: str, block: int, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if by == "numpy":
-        monkeypatch.setattr(csv_blocks, "_arrow", lambda: None)
+    monkeypatch.setattr(csv_file, "LARGE", 0 if by == "pyarrow" else 1 << 24)
     path = tmp_path / "a.csv"
     good = "1.5,x\n" * 100
     path.write_bytes(f"a,b\n\n{good}{bad}\n{good}".encode(errors="surrogatepass"))
@@ -98,8 +95,7 @@ def test_a_bad_row_in_the_middle_is_named(
 @pytest.mark.parametrize("by", ["pyarrow", "numpy"])
 def test_a_plain_table_is_not_left_to_the_csv_module(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, texts, empty fields and NA: after the first blocks, nothing is read field by field."""
-    if by == "numpy":
-        monkeypatch.setattr(csv_blocks, "_arrow", lambda: None)
+    monkeypatch.setattr(csv_file, "LARGE", 0 if by == "pyarrow" else 1 << 24)
     path, read = tmp_path / "a.csv", []
     path.write_text("a,b,c,d\n" + "1.5,,red,NA\n,-2e3,blue,7\n+3,4.,,8\n" * 20_000)
     slow = csv_file._Reader._read
