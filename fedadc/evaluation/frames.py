@@ -17,7 +17,7 @@ def frame(rows: list[dict[str, Any]], index: str) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise FedadcError("a DataFrame needs pandas; install the extra: pip install 'fedadc[pandas]'.") from error
+        raise FedadcError("a DataFrame needs pandas; install it with `pip install 'fedadc[pandas]'`.") from error
     return pandas.DataFrame.from_records(rows, index=index) if rows else pandas.DataFrame()
 
 

@@ -109,7 +109,7 @@ def test_the_history_of_a_run_is_a_data_frame(folder: Path, monkeypatch: pytest.
     assert fedadc.run(fedadc.load_config(folder / "run/config.yaml"), "rounds=1").history.to_pandas().shape[0] == 1
     monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
     with pytest.raises(
-        FedadcError, match=r"^a DataFrame needs pandas; install the extra: pip install 'fedadc\[pandas\]'\.$"
+        FedadcError, match=r"^a DataFrame needs pandas; install it with `pip install 'fedadc\[pandas\]'`\.$"
     ):
         history.to_pandas()
 
