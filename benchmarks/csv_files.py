@@ -54,7 +54,11 @@ def measure(reader: str, path: Path) -> dict[str, float]:
 
         read = pandas.read_csv
     else:
+        import pyarrow.csv  # pandas has loaded it too
+
         from fedadc import from_csv
+
+        assert pyarrow.csv is not None
 
         def read(path: Path) -> object:
             return from_csv(path, "label", client="client")

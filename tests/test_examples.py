@@ -45,3 +45,12 @@ def test_batch_norm() -> None:
     lines = subprocess.run(program, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
     fedbn, fedavg = (float(line.rpartition(" ")[2]) for line in lines)
     assert fedbn > fedavg + 0.1 > 0.4
+
+
+def test_hospitals() -> None:
+    program = [sys.executable, str(EXAMPLES / "hospitals.py")]
+    lines = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    assert lines[0].startswith("refused: patients.csv, column hospital has 'Bern' and 'bern'")
+    assert any("id has another value in every row" in line for line in lines)
+    accuracy = {line.split(":")[0]: float(line.split()[3].rstrip(",")) for line in lines[-3:]}
+    assert min(accuracy["scale standard"], accuracy["scale per-client"]) > 0.7 > accuracy["scale none"] + 0.1

@@ -136,7 +136,9 @@ class _ClientRows:
         starts = np.cumsum(self.sizes) - self.sizes
         values = fields.numbers[self.rows]
         gaps = np.isnan(values)
-        numbers = self.sizes - np.add.reduceat(gaps, starts, dtype=np.int64)
+        numbers = self.sizes.copy()
+        if gaps.any():
+            numbers -= np.add.reduceat(gaps, starts, dtype=np.int64)
         texts = np.zeros_like(numbers)
         if fields.words:
             texts = np.add.reduceat(fields.codes[self.rows] >= 0, starts, dtype=np.int64)

@@ -20,11 +20,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
 
+from fedadc.data.dataset import Normalization
+from fedadc.data.encoding import Column, TableEncoding
+from fedadc.data.loaders import csv_file
 from fedadc.data.loaders import download as files
 from fedadc.data.loaders.builtin import read_cifar, read_idx
 from fedadc.data.loaders.csv import csv_table
 from fedadc.data.loaders.images import image_folder
 from fedadc.data.loaders.npz import npz
+from fedadc.data.loaders.rows import features_of
+from fedadc.data.schema import DataSchema
+from fedadc.fields.plain import to_json
 from fedadc.models.build import read_weights
 from mutate import mutated, read_or_refused
 
@@ -85,6 +91,22 @@ def read_tar(content: bytes, room: Path) -> object:
     return files.download("small", room / "data", origin=str(archive))
 
 
+def read_by_pyarrow(content: bytes, room: Path) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_file, "LARGE", 0)
+        patch.setattr(csv_file, "PARSED_FIRST", 20)
+        scale = "per-client" if len(content) % 2 else "standard"
+        return csv_table(put(content, room / "a"), "label", "who", scale=scale, missing=["-9"], merge_names=True)
+
+
+def encoding_of(room: Path) -> TableEncoding:
+    encoding = csv_table(put(TABLE, room / "a"), "label", "who", scale="per-client").encoding
+    assert encoding is not None
+    return encoding
+
+
+COLUMNS = (Column("size", None, True), Column("color", ("red",), False))
+ENCODING = TableEncoding(COLUMNS, "label", "who", ("0", "1"), True)
 Reader = Callable[[bytes, Path], object]
 READERS: dict[str, tuple[bytes, Reader]] = {  # a valid file, and a function that reads it from a folder
     "npz": (npz_of(x=X, y=Y), lambda b, room: npz(put(b, room / "a.npz"))),
@@ -99,6 +121,12 @@ READERS: dict[str, tuple[bytes, Reader]] = {  # a valid file, and a function tha
     "test csv": (
         TABLE,
         lambda b, room: csv_table(put(TABLE, room / "a"), "label", test=put(b, room / "b"), drop=["who"]),
+    ),
+    "csv by pyarrow": (TABLE.replace(b'"b, ob"', b"bob"), read_by_pyarrow),
+    "new csv": (TABLE, lambda b, room: features_of(put(b, room / "b"), encoding_of(room))),
+    "schema": (
+        to_json(DataSchema((3,), "float32", ("0", "1"), Normalization(), ENCODING)),
+        lambda b, room: DataSchema.read(put(b, room / "schema.json")),
     ),
     "png": (picture("PNG"), read_picture),
     "jpeg": (picture("JPEG"), read_picture),
