@@ -68,6 +68,7 @@ WITHOUT_RESULT = {  # which change no bit of a run
     "sweep importance",
     "bootstrap",
     "bootstrap of",  # intervals of an evaluation
+    "hash",  # remarks about equal rows
 }
 DRAW = r'\b(?:generator|rng|torch_seeded)\([^")]*"'  # a call that names a purpose, up to the name
 Job = dict[str, Any]  # what same_as_runs.py reads

@@ -132,7 +132,8 @@ def test_runs_with_personal_heads_report_personal_accuracy(name: str, call: Call
     refused(call("compare", "a"), "it has lr, personal_accuracy")
     (row,) = json.loads(fine(call("compare", "a", "--metric", "personal_accuracy", "--json")))
     assert row["best"] >= row["value"] > 0
-    refused(call("evaluate", "a"), "each client has its own; see personal_accuracy in metrics.jsonl")
+    evaluated = json.loads(fine(call("evaluate", "a", "--json")))["personal test"]
+    assert evaluated["accuracy"] == pytest.approx(last["personal_accuracy"], abs=1e-12)
 
 
 def test_resuming_a_finished_run_does_not_evaluate_again(tmp_path: Path) -> None:
