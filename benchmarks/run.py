@@ -24,8 +24,9 @@ from measure import machine, machine_line, result_name, tree, wait_until_quiet
 from peers import PEERS, installed, python_of
 from rich.console import Console
 from rich.table import Table
-from tables import Sheet, Target, markdown, sheet_of, targets_of
 from workloads import WORKLOADS, cache_folder, workload
+
+from tables import Sheet, Target, markdown, sheet_of, targets_of
 
 HERE = Path(__file__).resolve().parent
 DISTURBED = 0.2  # cores that others use while it runs, at most, else it runs again
