@@ -11,96 +11,23 @@
 
 from __future__ import annotations
 
-import math
-import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fedadc.data.columns import Array, Fields
-from fedadc.data.labels import require_classes
+from fedadc.data.rules import are_constants
 from fedadc.data.spelling import DEFAULT_SPELLING, Spelling, likeness
-from fedadc.data.summaries import ColumnSummary, TableSummary
+from fedadc.data.summaries import ColumnSummary
 from fedadc.errors import DataError, require
-from fedadc.tasks import Target
 
 MISSING_CATEGORY = "(missing)"
-INTEGER = re.compile(r"[+-]?\d{1,18}")  # every number of 18 digits fits into int64
 ROWS_AT_ONCE = 512
-KEPT_DIGITS = 6  # of the constants of standard scaling, so that they are stable and can be pasted
-# where a column has one of these texts, and which of them: ("table.csv, row 7", "abc")
-Locate = Callable[[str, Collection[str]], tuple[str, str]]
-Scale = Literal["standard", "per-client", "none"] | Mapping[str, Sequence[float]]
 Constants = tuple[float, float]  # center and spread
-
-
-@dataclass(frozen=True)
-class TableRules:
-    """The settings of a table: they are the same for files, DataFrames and sites."""
-
-    scale: Scale = "standard"
-    categories: tuple[str, ...] = ()  # columns of numbers that are categories
-    spelling: Spelling = DEFAULT_SPELLING
-    task: str | None = None  # what the labels are; None: what they look like
-    targets: tuple[str, ...] = ()  # in a regression, the label columns
-
-    @staticmethod
-    def of(
-        scale: Any = "standard",
-        categories: Sequence[str] | None = None,
-        missing: Sequence[str | float] | None = None,
-        merge_names: bool = False,
-        task: str | None = None,
-        label: str | Sequence[str] = "",
-    ) -> TableRules:
-        """The rules from the settings of a data set."""
-        kinds = ("standard", "per-client", "none")
-        wanted = "scale must be standard, per-client, none or map columns to (center, spread)"
-        require(scale is None or isinstance(scale, Mapping) or scale in kinds, f"{wanted}, not {scale!r:.60}.")
-        for name, constants in scale.items() if isinstance(scale, Mapping) else ():
-            require(
-                _are_constants(constants),
-                f"scale.{name} must be [center, spread] with a spread above 0, not {constants!r:.60}.",
-            )
-        for name, values in (("categories", categories), ("missing", missing)):
-            require(not isinstance(values, str), f"{name} must be a list, not {values!r:.60}.")
-        spelling = Spelling(merge_names=merge_names)
-        if missing is not None:
-            spelling = Spelling(tuple(missing), merge_names)
-        targets = [label] if isinstance(label, str) else [*label]
-        require(bool(targets) and len({*targets}) == len(targets), f"label must name different columns, not {targets}.")
-        require(
-            task == "regression" or len(targets) == 1,
-            f"label names {len(targets)} columns; several numbers to predict are for task: regression.",
-        )
-        return TableRules(
-            "none" if scale is None else scale, tuple(categories or ()), spelling, task,
-            tuple(targets) if task == "regression" else (),
-        )  # fmt: skip
-
-    @property
-    def constants(self) -> Mapping[str, Sequence[float]]:
-        """The given centers and spreads, by column."""
-        return self.scale if isinstance(self.scale, Mapping) else {}
-
-    @property
-    def sums(self) -> bool:
-        """Whether clients must tell the sums of their numbers."""
-        return self.scale == "standard"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are named."""
-        return (*self.constants, *self.categories)
-
-
-def _are_constants(values: Any) -> bool:
-    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) and isfinite(v) for v in values)
-    return numbers and len(values) == 2 and values[1] > 0
 
 
 @dataclass(frozen=True)
@@ -194,7 +121,7 @@ class TableEncoding:
         names = [column.name for column in self.columns]
         require(len(set(names)) == len(names), "two columns of an encoding have the same name.", DataError)
         own = sum(column.by_client for column in self.columns)
-        known = all(len(several) == own and all(map(_are_constants, several)) for several in self.scales.values())
+        known = all(len(several) == own and all(map(are_constants, several)) for several in self.scales.values())
         require(known, "the constants of a client are not those of the columns.", DataError)
 
     @property
@@ -290,102 +217,3 @@ def _side_by_side(parts: list[Array], width: int) -> Array:
         for part, end in zip(parts, ends, strict=True):
             x[block, end - part.shape[1] : end] = part[block]
     return x
-
-
-def refuse_stray_texts(summary: TableSummary, rules: TableRules, locate: Locate) -> None:
-    """Refuse a text in a column of numbers, and constants for a column that has texts."""
-    for name, column in summary.columns.items():
-        given = name in rules.constants
-        if column.words and name not in rules.categories and (given or column.texts <= column.numbers):
-            why = "scale needs numbers" if given else "most values of the column are numbers"
-            where, text = locate(name, column.words)
-            raise DataError(f"{where}, column {name}: {reprlib.repr(text)} is not a number, but {why}.")
-
-
-def notes_about(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ...]:
-    """What becomes of every column, the constants to paste, and a warning about large numbers."""
-    notes, wide, fitted = [], [], []
-    for column in encoding.columns:
-        found = summary.columns[column.name]
-        notes.append(column.describe(found))
-        if column.categories is None and column.scaled and found.sums is not None:
-            fitted.append(f"{column.name}: [{column.center!r}, {column.spread!r}]")
-        plain = column.categories is None and not column.scaled and not column.by_client
-        if plain and max(-(found.low or 0), found.high or 0) > 10:
-            wide.append(column.name)
-    if fitted:
-        constants = f"scale: {{{', '.join(fitted)}}}"
-        notes.append(f"numbers are scaled by the mean and standard deviation of the training rows, as by {constants}")
-    if wide:
-        has, are = ("has", "is") if len(wide) == 1 else ("have", "are")
-        notes.append(
-            f"{', '.join(wide)} {has} values beyond ±10 and {are} not scaled: training may be slow or "
-            f"diverge; scale: standard scales all columns of numbers"
-        )
-    return tuple(notes)
-
-
-def fit_columns(summary: TableSummary, rules: TableRules) -> tuple[Column, ...]:
-    """The encoding of every column of a table with this summary, in which no column is mixed."""
-    return tuple(_column(name, column, rules) for name, column in summary.columns.items())
-
-
-def _column(name: str, summary: ColumnSummary, rules: TableRules) -> Column:
-    has_missing = summary.missing > 0
-    if summary.words:
-        return Column(name, summary.words + ((MISSING_CATEGORY,) if has_missing else ()), has_missing)
-    if rules.scale == "per-client":
-        return Column(name, None, has_missing, by_client=True)
-    constants = rules.constants.get(name)
-    if rules.scale == "standard":
-        told = f"scale: standard needs the sums of column {name}, which no client tells."
-        require(summary.sums is not None, told)
-        constants = standard_constants(summary)
-    center, spread = constants or (0.0, 1.0)
-    return Column(name, None, has_missing, float(center), float(spread), scaled=constants is not None)
-
-
-def standard_constants(summary: ColumnSummary) -> Constants:
-    """The mean and the standard deviation, rounded; of a constant column, its value and 1."""
-    n, total, squares = summary.sums or (0, 0.0, 0.0)
-    if n == 0:
-        return 0.0, 1.0
-    mean, spread = total / n, math.sqrt(squares / n)
-    if spread <= abs(mean) * 1e-12:  # no more than what rounding leaves
-        return float(f"{mean:.12g}"), 1.0
-    spread = float(f"{spread:.{KEPT_DIGITS}g}")
-    return round(mean, KEPT_DIGITS - 1 - math.floor(math.log10(spread))), spread
-
-
-def fit_targets(summary: TableSummary, rules: TableRules) -> tuple[Target, ...]:
-    """The numbers to predict, scaled by the given constants or by mean and standard deviation."""
-    found = []
-    for name in rules.targets:
-        column = summary.columns[name]
-        require(
-            not column.words,
-            f"column {name} is to be predicted, but it has texts, e.g. {reprlib.repr(min(column.words, default=''))}.",
-            DataError,
-        )
-        mean, deviation = standard_constants(column)
-        center, spread = rules.constants.get(name) or (mean, deviation)
-        found.append(Target(name, float(center), float(spread), mean=None if center == mean else mean))
-    return tuple(found)
-
-
-def of_features(summary: TableSummary, rules: TableRules) -> TableSummary:
-    """The summary without the columns that are to be predicted."""
-    kept = {name: column for name, column in summary.columns.items() if name not in rules.targets}
-    return replace(summary, columns=kept)
-
-
-def fit_labels(
-    labels: Sequence[str], rows: int, name: str, rules: TableRules, locate: Locate
-) -> tuple[tuple[str, ...], bool]:
-    """The classes for these different labels, and whether they are integers."""
-    where, _ = locate(name, labels)
-    source = f"{where.split(', row')[0]}, column {name}"
-    classes = {*rules.spelling.one_name(labels, source).values()}
-    require_classes(sorted(classes), rows, source, rules.task)
-    integers = all(INTEGER.fullmatch(label) for label in classes)
-    return tuple(sorted(classes, key=int) if integers else sorted(classes)), integers

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Clients, Dataset
-from fedadc.data.encoding import standard_constants
+from fedadc.data.fitting import standard_constants
 from fedadc.data.summaries import ColumnSummary, TableSummary, merge, summaries
 from fedadc.tasks import Target
 

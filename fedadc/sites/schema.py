@@ -12,16 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedadc.data.dataset import Normalization
-from fedadc.data.encoding import (
-    TableEncoding,
-    TableRules,
-    fit_columns,
-    fit_labels,
-    fit_targets,
-    notes_about,
-    of_features,
-    refuse_stray_texts,
-)
+from fedadc.data.encoding import TableEncoding
+from fedadc.data.fitting import fit_columns, fit_labels, fit_targets, notes_about, of_features, refuse_stray_texts
+from fedadc.data.rules import TableRules
 from fedadc.data.schema import DataSchema
 from fedadc.data.summaries import ColumnSummary, TableSummary, merge
 from fedadc.data.targets import Sums, scaled_targets

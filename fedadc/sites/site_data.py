@@ -19,7 +19,6 @@ from torch import Tensor
 from fedadc.config.settings import Config
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Dataset, Normalization, Samples
-from fedadc.data.encoding import TableRules
 from fedadc.data.loaders.arrays import (
     Pair,
     checked_inputs,
@@ -32,6 +31,7 @@ from fedadc.data.loaders.csv import read_table
 from fedadc.data.loaders.images import read_images
 from fedadc.data.loaders.npz import pair_in, read_npz
 from fedadc.data.loaders.table import Table, own_scales
+from fedadc.data.rules import TableRules
 from fedadc.data.schema import DataSchema
 from fedadc.data.spelling import likeness, spelled
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut, SplitRows

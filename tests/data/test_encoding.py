@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedadc.data import Dataset, HeldOut
-from fedadc.data.encoding import standard_constants
+from fedadc.data.fitting import standard_constants
 from fedadc.data.loaders.csv import csv_table
 from fedadc.data.loaders.rows import features_of
 from fedadc.data.summaries import ColumnSummary

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from fedadc.data import Dataset, HeldOut
-from fedadc.data.encoding import TableEncoding, TableRules
+from fedadc.data.encoding import TableEncoding
 from fedadc.data.loaders.csv import csv_table, read_table
 from fedadc.data.loaders.table import Table, fit_encoding, own_scales
+from fedadc.data.rules import TableRules
 from fedadc.data.summaries import TableSummary, merge
 from fedadc.errors import FedadcError
 

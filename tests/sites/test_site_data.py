@@ -12,7 +12,7 @@ import torch
 
 from fedadc.config.build import load_data
 from fedadc.data.dataset import Dataset
-from fedadc.data.encoding import TableRules
+from fedadc.data.rules import TableRules
 from fedadc.data.schema import DataSchema
 from fedadc.errors import FedadcError
 from fedadc.fields.plain import from_json, to_json

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Dataset
-from fedadc.data.encoding import TableEncoding, TableRules
+from fedadc.data.encoding import TableEncoding
 from fedadc.data.loaders.arguments import file_or_share, path_of
 from fedadc.data.loaders.csv_file import read_columns
 from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like, with_test
+from fedadc.data.rules import TableRules
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import require
 

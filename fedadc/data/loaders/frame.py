@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedadc.data.dataset import Dataset
-from fedadc.data.encoding import TableRules
 from fedadc.data.loaders.rows import fields_of
 from fedadc.data.loaders.table import Table, chosen_columns, data_like, data_of, table_like, with_test
+from fedadc.data.rules import TableRules
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import DataError, require
 

@@ -16,13 +16,11 @@ import torch
 
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Clients, Dataset, Samples
-from fedadc.data.encoding import (
-    TableEncoding,
-    TableRules,
+from fedadc.data.encoding import TableEncoding, missing_name
+from fedadc.data.fitting import (
     fit_columns,
     fit_labels,
     fit_targets,
-    missing_name,
     notes_about,
     of_features,
     refuse_stray_texts,
@@ -30,6 +28,7 @@ from fedadc.data.encoding import (
 )
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.remarks import about_columns, about_test_rows
+from fedadc.data.rules import TableRules
 from fedadc.data.split import HeldOut, SplitRows
 from fedadc.data.summaries import TableSummary, merged_summary, summaries
 from fedadc.data.targets import notes_about_targets
