@@ -20,7 +20,7 @@ from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
 from fedadc.rng import torch_seeded
 from fedadc.system.determinism import deterministic
-from fedadc.tasks import EXTRA_METRICS, TASKS, Classification, Sums, Task, added
+from fedadc.tasks import EXTRA_METRICS, TASKS, Sums, Task, added
 from fedadc.training.state import Metrics
 
 
@@ -91,13 +91,11 @@ class MetricCounter:
     owners: Mapping[str, Array] = field(default_factory=dict)  # split -> the client of every sample, for fairness
 
     def __post_init__(self) -> None:
+        possible = (*self.task.extra_metrics, *([FAIRNESS] if self.task.has_classes else []))
         for name in self.evaluation.metrics:
-            homes = [task for task, kind in TASKS.items() if name in kind.extra_metrics] or [self.task.name]
-            if name == FAIRNESS:
-                homes = [Classification.name]
             require(
-                self.task.name in homes,
-                f"evaluate.metrics: {name} is a metric of {homes[0]}, but the task is {self.task.name}.",
+                name in possible,
+                f"evaluate.metrics: {name} is no metric of {self.task.name}; it has {', '.join(possible)}.",
             )
 
     def batches(self) -> list[EvaluationBatch]:

@@ -21,7 +21,6 @@ from fedadc.evaluation.metrics import EvaluationBatch, MetricCounter
 from fedadc.evaluation.stopping import higher_is_better
 from fedadc.models.vectors import Vector
 from fedadc.system.determinism import deterministic
-from fedadc.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class SplitReport:
     def require_classes(self, what: str) -> None:
         """Refuse what needs classes for a task without them."""
         task = self.counter.task
-        require(isinstance(task, Classification), f"{what} needs classes, which {task.name} does not have.")
+        require(task.has_classes, f"{what} needs classes, which {task.name} does not have.")
 
     @property
     def samples(self) -> int:

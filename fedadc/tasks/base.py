@@ -7,6 +7,7 @@ depends on how many processes counted, or on which sites the samples are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,8 +21,8 @@ Sums = Mapping[str, Array]  # sums over samples by name; those of several batche
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the labels of a data set are. Subclasses define all methods."""
+class Task(ABC):
+    """What the labels of a data set are, and how outputs are judged by them."""
 
     name: ClassVar[str]  # the value of `task` in a config
     has_classes: ClassVar[bool] = False  # every sample has one class, so that samples per class can be counted
@@ -32,59 +33,59 @@ class Task:
     label_metrics: ClassVar[tuple[str, ...]] = ()  # those of them that tell the label of single samples
 
     @property
+    @abstractmethod
     def words(self) -> tuple[str, str]:
         """What a model returns, and of what there are how many: ("logits", "10 classes")."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def outputs(self) -> tuple[int, ...]:
         """The shape of a model's outputs for one sample."""
-        raise NotImplementedError
 
+    @abstractmethod
     def label_problem(self, y: Tensor, split: str) -> str:
         """What is wrong with the labels of a split, in words that follow "data NAME: "; empty if nothing is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blank_labels(self, samples: int) -> Tensor:
         """Labels for samples that have none, of the right shape and type."""
-        raise NotImplementedError
 
     def for_training(self, y: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
         """Labels as an objective receives them; `dtype` is that of the model."""
         return y.to(device)
 
+    @abstractmethod
     def strata(self, y: Tensor) -> Array:
         """The group of every sample, int64, from 0 on; shares are held out of every group alike."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def groups(self) -> int:
         """The number of different strata."""
-        raise NotImplementedError
 
+    @abstractmethod
     def counted(self, outputs: Tensor, y: Tensor) -> Sums:
         """The sums over the samples of a batch, from outputs and labels as they are stored."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """The shape and the type of every sum, for a reader of sums from elsewhere."""
-        raise NotImplementedError
 
+    @abstractmethod
     def possible(self, sums: Sums, samples: int) -> bool:
         """Whether sums of these shapes can be those of so many samples."""
-        raise NotImplementedError
 
     def without_labels(self, sums: Sums) -> Sums:
         """Sums with the same metrics that tell less of the labels, if no metric in `label_metrics` is asked for."""
         return sums
 
+    @abstractmethod
     def metrics(self, sums: Sums, wanted: Sequence[str]) -> dict[str, Any]:
         """Metrics from the sums over all samples; `wanted` are extra ones."""
-        raise NotImplementedError
 
+    @abstractmethod
     def predicted(self, outputs: Tensor) -> Array:
         """What the outputs say about every sample, float64: probabilities, or numbers in units of the labels."""
-        raise NotImplementedError
 
 
 def added(sums: Iterable[Sums]) -> Sums:

@@ -47,7 +47,7 @@ def test_regression_by_client() -> None:
             needs_classes()
     with pytest.raises(FedadcError, match=r"^auroc needs classes, which regression does not have"):
         report_of(report.counter.task, y, 1, figures=("auroc",))
-    with pytest.raises(FedadcError, match="fairness is a metric of classification, but the task is regression"):
+    with pytest.raises(FedadcError, match="fairness is no metric of regression; it has per_target"):
         replace(report.counter, evaluation=Evaluation(metrics=("fairness",)))
 
 

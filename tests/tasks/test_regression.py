@@ -105,8 +105,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"cohort": {"size": 5, "selection": "covering"}},
         "needs label counts, but the labels are numbers",
     ),
-    "top5": ({"evaluate": {"metrics": ["top5"]}}, "top5 is a metric of classification"),
-    "fairness": ({"evaluate": {"metrics": ["fairness"]}}, "fairness is a metric of classification"),
+    "top5": ({"evaluate": {"metrics": ["top5"]}}, "top5 is no metric of regression; it has per_target"),
+    "fairness": ({"evaluate": {"metrics": ["fairness"]}}, "fairness is no metric of regression; it has per_target"),
 }
 
 

@@ -128,13 +128,7 @@ def _with_nan(block: bytes, marks: set[str]) -> bytes:
     if marks:
         block = b"\n" + block
     for mark in (mark.encode() for mark in marks):
-        for before, after in (
-            (b",", b","),
-            (b",", b","),
-            (b"\n", b","),
-            (b",", b"\n"),
-            (b",", b"\r"),
-        ):  # neighbors: two
+        for before, after in AROUND:
             block = block.replace(before + mark + after, before + b"nan" + after)
     found = np.frombuffer(block, np.uint8)
     comma, line = found == ord(","), found == ord("\n")
