@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedadc.errors import FedadcError, require, unknown
-from fedadc.evaluation.fairness import FAIRNESS_METRICS
+from fedadc.evaluation.fairness import fairness_metrics
 from fedadc.evaluation.stopping import higher_is_better
 from fedadc.methods import PAIRS
 from fedadc.runs.record import RecordedRun
+from fedadc.tasks import Classification
 
 log = logging.getLogger("fedadc")
 LAST = 10  # a run's final value is the mean over the evaluated ones of its last 10 rounds
@@ -293,7 +294,7 @@ def unit_of(x: str, values: Sequence[float]) -> tuple[str, float]:
 
 def is_share(metric: str) -> bool:
     """True if the metric is a share between 0 and 1, which is shown in percent."""
-    return metric.endswith(("accuracy", "top5", "macro_f1", *FAIRNESS_METRICS))
+    return metric.endswith(("accuracy", "top5", "macro_f1", *fairness_metrics(Classification)))
 
 
 def human_bytes(count: float) -> str:

@@ -1,4 +1,4 @@
-"""What `fedadc evaluate` prints: metrics, figures by client or by class, and the confusion matrix."""
+"""What `fedadc evaluate` prints: metrics, figures by client, class or target, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def evaluation_tables(result: EvaluationResult, as_json: bool) -> None:
     elif result.by == "class":
         _classes(result.per_class, result.split)
         confusion_matrix(result.confusion, result.report().classes)
+    elif result.by == "target":
+        _figures(result.per_target, f"{result.split} by target", [*result.per_target], "in units of each target")
 
 
 def _cell(value: Any, digits: int = 4) -> str:
@@ -65,7 +67,7 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def _figures(table: FigureTable, title: str, shown: Sequence[str], caption: str) -> None:
-    """A row for each of these clients or classes; names are folded where they are long, numbers are not."""
+    """A row for each of these clients, classes or targets; names are folded where they are long, numbers are not."""
     rows = {row[table.kind]: row for row in table.rows()}
     headings = list(dict.fromkeys(name for row in rows.values() for name in row))
     drawn = Table(

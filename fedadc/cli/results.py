@@ -10,7 +10,7 @@ import typer
 from fedadc.cli.options import DataDir, Device, Json, Trust
 
 By = Annotated[
-    str | None, typer.Option(metavar="client|class", help="Also show figures of every client, or of every class.")
+    str | None, typer.Option(metavar="client|class|target", help="Also show figures of every client, class or target.")
 ]
 Positive = Annotated[
     str | None,
@@ -70,7 +70,7 @@ def evaluate(
     intervals: Intervals = False,
     confusion: Annotated[Path | None, typer.Option(help="Also save the confusion matrix as a picture (PNG).")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also save the figures of clients or classes as CSV.")
+        Path | None, typer.Option("--out", "-o", help="Also save the figures of clients, classes or targets as CSV.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace existing files.")] = False,
     data_dir: DataDir = None,
@@ -78,7 +78,7 @@ def evaluate(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Evaluate the saved model of a run on the run's test data, or on other data; by client, by class."""
+    """Evaluate the saved model of a run on the run's test data, or on other data; by client, class or target."""
     from fedadc.errors import require
     from fedadc.system.processes import import_torch
 
@@ -89,7 +89,7 @@ def evaluate(
     from fedadc.runs.evaluate import evaluate as evaluate_run
     from fedadc.system.files import require_new_file
 
-    require(out is None or by is not None, "--out needs --by client or --by class, whose figures it saves.")
+    require(out is None or by is not None, "--out needs --by client, class or target, whose figures it saves.")
     for file, what in ((out, "out"), (confusion, "confusion")):
         if file is not None:
             require_new_file(file, what, overwrite)
@@ -99,7 +99,7 @@ def evaluate(
     if confusion is not None:
         plot_confusion(result.confusion, result.report().classes, confusion, f"{run.name}, {result.split}")
     if out is not None:
-        (result.per_client if by == "client" else result.per_class).write_csv(out, overwrite)
+        result.by_table.write_csv(out, overwrite)
     evaluation_tables(result, json)
     for path in filter(None, [] if json else [confusion, out]):
         say(f"written: {path}")

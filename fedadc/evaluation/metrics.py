@@ -14,7 +14,7 @@ from torch import Tensor
 from fedadc.data.batches import Inputs
 from fedadc.data.dataset import Array, Samples
 from fedadc.errors import require, unknown
-from fedadc.evaluation.fairness import FAIRNESS, client_counts, fairness_of_counts
+from fedadc.evaluation.fairness import FAIRNESS, client_sums, fairness_of_sums
 from fedadc.evaluation.figures import CLASS_FIGURES
 from fedadc.fields.settings import Settings
 from fedadc.models.flat import FlatModel
@@ -76,7 +76,7 @@ class BatchCounts:
 
     split: str
     sums: Sums
-    by_client: Array | None = None  # int64 [clients, 3]: client, samples, right predictions; None: not counted
+    by_client: Array | None = None  # [clients, 3]: client, samples, sum of their `sample_values`; None: not counted
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MetricCounter:
     owners: Mapping[str, Array] = field(default_factory=dict)  # split -> the client of every sample, for fairness
 
     def __post_init__(self) -> None:
-        possible = (*self.task.extra_metrics, *([FAIRNESS] if self.task.has_classes else []))
+        possible = (*self.task.extra_metrics, FAIRNESS)
         for name in self.evaluation.metrics:
             require(
                 name in possible,
@@ -113,8 +113,8 @@ class MetricCounter:
         counts = BatchCounts(batch.split, self.task.counted(outputs, y))
         if FAIRNESS not in self.evaluation.metrics or batch.split not in self.owners:
             return counts
-        right = (outputs.cpu().argmax(dim=1) == y).numpy()
-        return replace(counts, by_client=client_counts(self.owners[batch.split][chosen], right))
+        values = self.task.sample_values(outputs, y)
+        return replace(counts, by_client=client_sums(self.owners[batch.split][chosen], values))
 
     def outputs(self, theta: Tensor, batch: EvaluationBatch, chosen: Array) -> tuple[Tensor, Tensor]:
         """What the model says about the chosen samples of a split, which are those of a batch, and their labels."""
@@ -138,7 +138,7 @@ class MetricCounter:
         wanted = self.evaluation.metrics
         metrics = self.task.metrics(added(batch.sums for batch in counts), wanted)
         if FAIRNESS in wanted:
-            metrics |= fairness_of_counts(c.by_client for c in counts if c.by_client is not None)
+            metrics |= fairness_of_sums((c.by_client for c in counts if c.by_client is not None), self.task)
         return metrics
 
     def __call__(self, theta: Tensor) -> dict[str, Metrics]:

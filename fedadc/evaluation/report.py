@@ -1,4 +1,4 @@
-"""What a model does on one split, in detail: by client, by class, as a confusion matrix, with intervals."""
+"""What a model does on one split, in detail: by client, by class, by target, as a confusion matrix, with intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedadc.data.dataset import Array, Clients
-from fedadc.errors import require, unknown
+from fedadc.errors import FedadcError, require, unknown
 from fedadc.evaluation.fairness import spread_over_clients
 from fedadc.evaluation.figures import CLASS_FIGURES, OF_TWO_CLASSES, Judged, of_classes
 from fedadc.evaluation.frames import FigureTable
@@ -21,6 +21,7 @@ from fedadc.evaluation.metrics import EvaluationBatch, MetricCounter
 from fedadc.evaluation.stopping import higher_is_better
 from fedadc.models.vectors import Vector
 from fedadc.system.determinism import deterministic
+from fedadc.tasks import Regression
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,18 @@ class SplitReport:
         """Per class: precision, recall (sensitivity), specificity, F1, support, AUROC and average precision."""
         rows = of_classes(self.judged, self.all_rows)
         return FigureTable("class", dict(zip(self.classes, rows, strict=True)))
+
+    @cached_property
+    def per_target(self) -> FigureTable:
+        """Per number to predict, in its own units: MSE, its square root, MAE and R²."""
+        task = self.counter.task
+        if not isinstance(task, Regression):
+            raise FedadcError(f"a figure by target needs task: regression, not {task.name}; see the figures by class.")
+        outputs, labels = self.outputs
+        each = task.of_targets(task.counted(outputs, labels))
+        columns = {"mse": each["mse"], "rmse": np.sqrt(each["mse"]).tolist(), "mae": each["mae"], "r2": each["r2"]}
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return FigureTable("target", dict(zip((target.name for target in task.targets), rows, strict=True)))
 
     @cached_property
     def confusion(self) -> Array:

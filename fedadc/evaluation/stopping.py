@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedadc.errors import require
-from fedadc.evaluation.fairness import FAIRNESS, FAIRNESS_METRICS
+from fedadc.evaluation.fairness import FAIRNESS, FAIRNESS_LOWER_IS_BETTER, fairness_metrics
 from fedadc.evaluation.metrics import Evaluation
 from fedadc.fields.settings import Settings
 from fedadc.methods.base import Method
@@ -16,7 +16,13 @@ from fedadc.tasks import JUDGED_BY, LOWER_IS_BETTER, Classification, Task
 from fedadc.training.state import Round
 
 VALIDATION = "validation"
-SMALL_IS_GOOD = ("drift_distance", "drift_spread", "accuracy_spread", "calibration_error", "brier")  # beside losses
+SMALL_IS_GOOD = (
+    "drift_distance",
+    "drift_spread",
+    *FAIRNESS_LOWER_IS_BETTER,
+    "calibration_error",
+    "brier",
+)  # beside losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,7 @@ def higher_is_better(metric: str) -> bool:
 def validation_metrics(method: Method, evaluation: Evaluation, task: type[Task] = Classification) -> list[str]:
     """The names of the numbers that a run measures on validation data, without those of its ensembles."""
     extra = {name for name in evaluation.metrics if name != FAIRNESS and not name.startswith("per_")}
-    measured = {*task.always, *extra, *(FAIRNESS_METRICS if FAIRNESS in evaluation.metrics else ())}
+    measured = {*task.always, *extra, *(fairness_metrics(task) if FAIRNESS in evaluation.metrics else ())}
     names = (set() if method.headless else measured) | {f"personal_{m}" for m in measured if method.personalized}
     return sorted(f"{VALIDATION}_{name}" for name in names)
 

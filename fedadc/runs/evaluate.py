@@ -64,7 +64,7 @@ def evaluate(
     for name in metrics:
         if name not in (known := (*EXTRA_METRICS, FAIRNESS, *CLASS_FIGURES)):
             raise unknown("metric", name, known)
-    require(by is None or by in BY, f"by must be client or class, not {by!r:.60}.")
+    require(by is None or by in BY, f"by must be client, class or target, not {by!r:.60}.")
     require(not isinstance(other, Path) or other.exists(), f"data: there is no {other}.", DataError)
     recorded, figures = read_run(path), tuple(dict.fromkeys(name for name in metrics if name in CLASS_FIGURES))
     if has_only_own_models(recorded, trust, notes):

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedadc.data.dataset import Array
-from fedadc.errors import unknown
+from fedadc.errors import require, unknown
 from fedadc.evaluation.frames import FigureTable, frame
 from fedadc.evaluation.report import SplitReport
 from fedadc.training.state import Metrics
 
-BY = ("client", "class")
+BY = ("client", "class", "target")
 
 
 class EvaluationResult(dict[str, Metrics]):
@@ -32,6 +32,8 @@ class EvaluationResult(dict[str, Metrics]):
             self.report().owners  # noqa: B018 - refused now rather than later
         if by == "class":
             self.report().require_classes("by class")
+        if by == "target":
+            self.per_target  # noqa: B018
 
     def report(self, split: str | None = None) -> SplitReport:
         """The details of a split; by default of the test split, or of the data that was given."""
@@ -49,6 +51,18 @@ class EvaluationResult(dict[str, Metrics]):
     def per_class(self) -> FigureTable:
         """Per class: precision, recall (sensitivity), specificity, F1, support, AUROC and average precision."""
         return self.report().per_class
+
+    @property
+    def per_target(self) -> FigureTable:
+        """Per number to predict, in its own units: MSE, RMSE, MAE and R²."""
+        return self.report().per_target
+
+    @property
+    def by_table(self) -> FigureTable:
+        """The figures that `by` asks for."""
+        require(self.by is not None, 'there are figures by client, class or target; say which with by="client".')
+        table: FigureTable = getattr(self.report(), f"per_{self.by}")
+        return table
 
     @property
     def confusion(self) -> Array:
@@ -77,10 +91,8 @@ class EvaluationResult(dict[str, Metrics]):
         return found
 
     def to_frame(self) -> Any:
-        """A DataFrame: a row per client or class, as `by` says; without it, a row per metric."""
-        if self.by is None:
-            return frame(self.rows(), "data")
-        return (self.per_client if self.by == "client" else self.per_class).to_frame()
+        """A DataFrame: a row per client, class or target, as `by` says; without it, a row per metric."""
+        return frame(self.rows(), "data") if self.by is None else self.by_table.to_frame()
 
     def as_json(self) -> dict[str, Any]:
         """All that was asked for, as plain values: the metrics alone, or them and the details beside them."""
@@ -94,4 +106,6 @@ class EvaluationResult(dict[str, Metrics]):
         if self.by == "class":
             classes = list(self.report().classes)
             found |= {"classes": self.per_class, "confusion": {"classes": classes, "counts": self.confusion.tolist()}}
+        if self.by == "target":
+            found["targets"] = self.per_target
         return found

@@ -35,7 +35,6 @@ from fedadc.sites.requests import Limits, Requests, share_of
 from fedadc.sites.status import DOING
 from fedadc.system.determinism import deterministic
 from fedadc.system.files import to_safetensors
-from fedadc.tasks.classification import CONFUSION
 from fedadc.training.aggregate import PartialSum
 from fedadc.training.coordinator import Coordinator
 from fedadc.training.messages import ClientTask, ServerBroadcast
@@ -207,10 +206,11 @@ class SiteEngine:
                     found[k] = from_tensors(answer.body, sizes, self.counter.task, name)
         assert isinstance(self.counter, SiteCounter)
         for batch in (batch for batch in batches if batch.start in found):
-            counts = found[batch.start][batch.split.removeprefix(self.counter.prefix)]
+            split = batch.split.removeprefix(self.counter.prefix)
+            counts = found[batch.start][split]
             if FAIRNESS in self.counter.evaluation.metrics:
-                table = counts.sums[CONFUSION]
-                of_site = [batch.start, int(table.sum()), int(np.trace(table))]
+                samples = self.terms.answers[batch.start].sizes[split]
+                of_site = [batch.start, samples, self.counter.task.sample_total(counts.sums)]
                 counts = replace(counts, by_client=np.array([of_site]))
             yield replace(counts, split=batch.split)
 

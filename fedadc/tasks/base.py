@@ -7,6 +7,7 @@ depends on how many processes counted, or on which sites the samples are.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Task(ABC):
     always: ClassVar[tuple[str, ...]] = ("loss",)  # metrics that every evaluation has
     extra_metrics: ClassVar[tuple[str, ...]] = ()  # metrics that `evaluate.metrics` may add
     label_metrics: ClassVar[tuple[str, ...]] = ()  # those of them that tell the label of single samples
+    sample_metric: ClassVar[str]  # a metric that is a mean over samples; clients are compared by it
+    largest_value: ClassVar[float] = math.inf  # of a sample in this mean; the smallest is 0
 
     @property
     @abstractmethod
@@ -82,6 +85,20 @@ class Task(ABC):
     @abstractmethod
     def metrics(self, sums: Sums, wanted: Sequence[str]) -> dict[str, Any]:
         """Metrics from the sums over all samples; `wanted` are extra ones."""
+
+    @classmethod
+    def gain(cls, value: Array, before: Array) -> Array:
+        """By how much a value of `sample_metric` is better than another one; below 0: it is worse."""
+        difference: Array = value - before
+        return -difference if cls.sample_metric in cls.lower_is_better else difference
+
+    @abstractmethod
+    def sample_values(self, outputs: Tensor, y: Tensor) -> Array:
+        """The value of every sample, float64, whose mean is `sample_metric`."""
+
+    @abstractmethod
+    def sample_total(self, sums: Sums) -> float:
+        """The sum of these values over the samples of `sums`."""
 
     @abstractmethod
     def predicted(self, outputs: Tensor) -> Array:

@@ -26,6 +26,8 @@ class Classification(Task):
     always: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     extra_metrics: ClassVar[tuple[str, ...]] = ("top5", "macro_f1", "per_class")
     label_metrics: ClassVar[tuple[str, ...]] = ("macro_f1", "per_class")
+    sample_metric: ClassVar[str] = "accuracy"
+    largest_value: ClassVar[float] = 1.0
 
     classes: int
 
@@ -97,6 +99,14 @@ class Classification(Task):
             totals = table.sum(axis=1)
             metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
         return metrics
+
+    def sample_values(self, outputs: Tensor, y: Tensor) -> Array:
+        """1 where the likeliest class is the label, else 0."""
+        right: Array = (outputs.cpu().argmax(dim=1) == y).double().numpy()
+        return right
+
+    def sample_total(self, sums: Sums) -> float:
+        return float(np.trace(sums[CONFUSION]))
 
     def predicted(self, outputs: Tensor) -> Array:
         """The probability of every class, [n, C]."""

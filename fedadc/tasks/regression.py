@@ -47,6 +47,7 @@ class Regression(Task):
     always: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae", "r2")
     extra_metrics: ClassVar[tuple[str, ...]] = ("per_target",)
     label_metrics: ClassVar[tuple[str, ...]] = ()
+    sample_metric: ClassVar[str] = "mse"
 
     targets: tuple[Target, ...]
 
@@ -84,8 +85,8 @@ class Regression(Task):
 
     def counted(self, outputs: Tensor, y: Tensor) -> Sums:
         """The sum of the loss, and per target those of errors and of deviations from the center."""
-        center, spread = _constants(self.targets)
-        errors = outputs.cpu().double() - (y.double() - center) / spread
+        _, spread = _constants(self.targets)
+        errors = self._errors(outputs, y)
         deviation = y.double() - _means(self.targets)
         return {
             "samples": np.array([len(y)]),
@@ -95,6 +96,11 @@ class Regression(Task):
             "deviation": deviation.sum(dim=0).numpy(),
             "deviation_squared": deviation.square().sum(dim=0).numpy(),
         }
+
+    def _errors(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Outputs minus scaled labels, float64 [n, targets]."""
+        center, spread = _constants(self.targets)
+        return outputs.cpu().double() - (y.double() - center) / spread
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         number, each = np.dtype(np.float64), (len(self.targets),)
@@ -108,21 +114,32 @@ class Regression(Task):
 
     def metrics(self, sums: Sums, wanted: Sequence[str]) -> dict[str, Any]:
         """The loss, and MSE, MAE and R², which are means over the targets; R² is missing where labels do not differ."""
+        each = self.of_targets(sums)
+        metrics: dict[str, Any] = {"loss": float(sums["loss"][0]) / int(sums["samples"][0])}
+        metrics |= {name: float(np.mean(each[name])) for name in ("mse", "mae")}
+        known = [r2 for r2 in each["r2"] if r2 is not None]
+        if len(known) == len(self.targets):
+            metrics["r2"] = float(np.mean(known))
+        if "per_target" in wanted:
+            metrics |= {f"per_target_{name}": values for name, values in each.items()}
+        return metrics
+
+    def of_targets(self, sums: Sums) -> dict[str, list[Any]]:
+        """MSE, MAE and R² of every target, in its own units; R² is None where its labels do not differ."""
         n = int(sums["samples"][0])
         total = sums["deviation_squared"] - sums["deviation"] ** 2 / n
         differ = total > ROUNDING * sums["deviation_squared"]  # otherwise the total is what rounding leaves
         explained = [1 - float(s / t) if d else None for s, t, d in zip(sums["squared"], total, differ, strict=True)]
-        metrics: dict[str, Any] = {
-            "loss": float(sums["loss"][0]) / n,
-            "mse": float(np.mean(sums["squared"] / n)),
-            "mae": float(np.mean(sums["absolute"] / n)),
-        }
-        known = [r2 for r2 in explained if r2 is not None]
-        if len(known) == len(explained):
-            metrics["r2"] = float(np.mean(known))
-        if "per_target" in wanted:
-            metrics["per_target"] = explained
-        return metrics
+        return {"mse": (sums["squared"] / n).tolist(), "mae": (sums["absolute"] / n).tolist(), "r2": explained}
+
+    def sample_values(self, outputs: Tensor, y: Tensor) -> Array:
+        """The squared errors in units of the labels, as means over the targets."""
+        _, spread = _constants(self.targets)
+        values: Array = (self._errors(outputs, y) * spread).square().mean(dim=1).numpy()
+        return values
+
+    def sample_total(self, sums: Sums) -> float:
+        return float(sums["squared"].mean())
 
     def predicted(self, outputs: Tensor) -> Array:
         """The predicted numbers, [n, targets], in units of the labels."""

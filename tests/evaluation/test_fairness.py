@@ -13,7 +13,8 @@ import fedadc
 from commands import records
 from conftest import small_federation
 from fedadc.errors import FedadcError
-from fedadc.evaluation.fairness import client_counts, fairness_of_counts, spread_over_clients
+from fedadc.evaluation.fairness import client_sums, fairness_of_sums, spread_over_clients
+from fedadc.tasks import Classification, Regression, Target
 
 NAMES = ("north", "south", "west")
 
@@ -32,9 +33,27 @@ def test_counts_of_any_cuts_give_the_figures_of_every_client() -> None:
     accuracies = np.array([right[owner == k].mean() for k in range(7)])
     expected = {f"accuracy_{name}": value for name, value in spread_over_clients(accuracies).items()}
     for size in (1, 33, 200):
-        parts = [client_counts(owner[i : i + size], right[i : i + size]) for i in range(0, 200, size)]
-        assert fairness_of_counts(parts) == expected
-    assert fairness_of_counts([client_counts(np.array([-1]), np.array([True]))]) == {}
+        parts = [client_sums(owner[i : i + size], right[i : i + size]) for i in range(0, 200, size)]
+        assert fairness_of_sums(parts, Classification) == expected
+    assert fairness_of_sums([client_sums(np.array([-1]), np.array([1.0]))], Classification) == {}
+
+
+def test_errors_of_a_regression_by_client() -> None:
+    """Of errors the largest is the worst, and each client's is its own MSE, however rows are cut into batches."""
+    rng = np.random.default_rng(0)
+    owner, outputs = rng.integers(-1, 7, size=200), torch.from_numpy(rng.normal(size=(200, 2)))
+    y, task = torch.from_numpy(rng.normal(3, 2, size=(200, 2))), Regression((Target("a", 3.0, 2.0), Target("b")))
+    errors = ((task.predicted(outputs) - y.numpy()) ** 2).mean(axis=1)
+    expected = spread_over_clients(np.array([errors[owner == k].mean() for k in range(7)]), higher_is_better=False)
+    assert expected["worst"] > expected["p10"] > expected["mean"]
+    for size in (1, 33, 200):
+        cuts = [slice(i, i + size) for i in range(0, 200, size)]
+        parts = [client_sums(owner[cut], task.sample_values(outputs[cut], y[cut])) for cut in cuts]
+        found = fairness_of_sums(parts, task)
+        assert found == pytest.approx({f"mse_{name}": value for name, value in expected.items()}, rel=1e-12)
+    whole = task.sample_total(task.counted(outputs, y))
+    assert whole == pytest.approx(errors.sum(), rel=1e-12)
+    assert whole / 200 == pytest.approx(task.metrics(task.counted(outputs, y), [])["mse"], rel=1e-12)
 
 
 def hospitals(rows: int = 60) -> fedadc.Dataset:

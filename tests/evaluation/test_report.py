@@ -47,8 +47,34 @@ def test_regression_by_client() -> None:
             needs_classes()
     with pytest.raises(FedadcError, match=r"^auroc needs classes, which regression does not have"):
         report_of(report.counter.task, y, 1, figures=("auroc",))
-    with pytest.raises(FedadcError, match="fairness is no metric of regression; it has per_target"):
-        replace(report.counter, evaluation=Evaluation(metrics=("fairness",)))
+    with pytest.raises(FedadcError, match="top5 is no metric of regression; it has per_target, fairness"):
+        replace(report.counter, evaluation=Evaluation(metrics=("top5",)))
+
+
+def test_regression_by_target() -> None:
+    """Two targets of very different units have figures of their own, beside their mean."""
+    rng = np.random.default_rng(2)
+    y = torch.from_numpy(np.stack([rng.normal(70, 9, 33), rng.normal(1e4, 2e3, 33)], axis=1))
+    report = report_of(Regression((Target("pulse", 70.0, 9.0), Target("cost", 1e4, 2e3))), y, 2)
+    errors = report.counter.task.predicted(report.outputs[0]) - y.numpy()
+    for column, name in enumerate(("pulse", "cost")):
+        own, labels = errors[:, column], y[:, column].numpy()
+        expected = {
+            "mse": (own**2).mean(),
+            "rmse": np.sqrt((own**2).mean()),
+            "mae": np.abs(own).mean(),
+            "r2": 1 - (own**2).sum() / ((labels - labels.mean()) ** 2).sum(),
+        }
+        assert report.per_target[name] == pytest.approx(expected, rel=1e-10)
+    counter = replace(report.counter, evaluation=Evaluation(metrics=("per_target",), batch_size=5))
+    found = counter(report.theta)["test"]
+    for name in ("mse", "mae", "r2"):
+        each = [row[name] for row in report.per_target.values()]
+        assert found[f"per_target_{name}"] == pytest.approx(each, rel=1e-12)
+        assert found[name] == pytest.approx(np.mean(each), rel=1e-12)
+    classes = report_of(Classification(3), torch.arange(33) % 3, 3, classes=("x", "y", "z"))
+    with pytest.raises(FedadcError, match="a figure by target needs task: regression, not classification"):
+        classes.per_target  # noqa: B018
 
 
 def test_classification_agrees_with_itself() -> None:

@@ -87,6 +87,7 @@ def test_evaluations_that_a_run_in_one_go_would_not_have_made_do_not_count() -> 
                                               ("test_r2", True), ("swa_test_loss", False),
                                               ("brier", False), ("calibration_error", False), ("auroc", True),
                                               ("test_accuracy_spread", False), ("test_accuracy_worst", True),
+                                              ("test_mse_worst", False), ("test_mse_spread", False),
                                               ("mse", False), ("mae", False)])  # fmt: skip
 def test_which_direction_is_better(name: str, higher: bool) -> None:
     assert higher_is_better(name) == higher

@@ -257,7 +257,7 @@ def test_the_best_model_has_rows_of_its_own_unless_it_is_the_last_one(rounds: in
         (["--by", "clients"], "--by must be client or class, not 'clients'"),
         (["--metrics", "aurok"], "metric 'aurok' is unknown; did you mean 'auroc'?"),
         (["--positive", "sik", "--metrics", "auroc"], "class 'sik' is unknown; did you mean 'sick'?"),
-        (["--out", "x.csv"], "--out needs --by client or --by class"),
+        (["--out", "x.csv"], "--out needs --by client, class or target"),
         (["--by", "class", "--out", "x.txt"], "x.txt should end in .csv"),
         (["--confusion", "x.pdf"], "x.pdf should end in .png"),
     ],

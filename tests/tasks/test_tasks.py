@@ -67,7 +67,9 @@ def test_regression_is_measured_in_the_units_of_the_labels() -> None:
     assert found["mae"] == pytest.approx(np.abs(error).mean(), rel=1e-12)
     assert found["loss"] == pytest.approx(((error / [10, 12.5]) ** 2).mean(), rel=1e-12)
     assert found["r2"] == pytest.approx(r2.mean(), rel=1e-10)
-    assert found["per_target"] == pytest.approx(list(r2), rel=1e-10)
+    assert found["per_target_r2"] == pytest.approx(list(r2), rel=1e-10)
+    assert found["per_target_mse"] == pytest.approx(list((error**2).mean(axis=0)), rel=1e-12)
+    assert found["per_target_mae"] == pytest.approx(list(np.abs(error).mean(axis=0)), rel=1e-12)
 
 
 def test_r2_keeps_its_digits_far_from_the_center() -> None:
@@ -85,7 +87,8 @@ def test_r2_keeps_its_digits_far_from_the_center() -> None:
 def test_labels_that_do_not_differ_have_no_r2() -> None:
     task = Regression((Target("a"),))
     found = task.metrics(task.counted(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [3.0]])), ["per_target"])
-    assert found == {"loss": 2.5, "mse": 2.5, "mae": 1.5, "per_target": [None]}
+    targets = {"per_target_mse": [2.5], "per_target_mae": [1.5], "per_target_r2": [None]}
+    assert found == {"loss": 2.5, "mse": 2.5, "mae": 1.5, **targets}
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(0, 99))
