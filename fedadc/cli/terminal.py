@@ -369,8 +369,9 @@ def comparison(result: Comparison, title: str, as_json: bool) -> None:
 
 def personal_table(rows: Sequence[ResultRow]) -> None:
     headings, cells = personal_rows(rows)
+    figure = rows[0].metric + (" (%)" if rows[0].is_share else "")
     caption = (
-        "accuracy (%) on each client's own test share; global, personal: mean (± std) over clients; all samples: over "
+        f"{figure} on each client's own test share; global, personal: mean (± std) over clients; all samples: over "
         "the test samples of all clients, global → personal; gained, lost: % of clients"
     )
     untested = max(row.figures().clients - row.figures().tested for row in rows)
@@ -379,8 +380,8 @@ def personal_table(rows: Sequence[ResultRow]) -> None:
     table = Table(caption=caption, caption_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
+    for texts in cells:
+        table.add_row(*(Text(text) for text in texts))
     out.print(table)
 
 

@@ -23,7 +23,8 @@ from fedadc.fields.settings import Settings
 from fedadc.methods import FedAvg, FedProx, Method
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import Vector
-from fedadc.objectives import SelfConfidence
+from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, CrossEntropy, SelfConfidence
+from fedadc.tasks import Classification, Task
 from fedadc.training.aggregate import received
 from fedadc.training.agreement import Agreement
 from fedadc.training.ensembles import Ensembles
@@ -46,11 +47,19 @@ class Calibration(Settings):
     mu: float = FedProx.mu  # weight of the proximal term
     lam: float = SelfConfidence.lam  # weight of the self-confidence loss
 
-    def method(self, regularizer: str) -> Method:
-        """The method whose local work has this regularizer."""
+    def method(self, regularizer: str, task: str = Classification.name) -> Method:
+        """The method whose local work has this regularizer, with the loss of this task."""
         if regularizer not in REGULARIZERS:
             raise unknown("regularizer", regularizer, REGULARIZERS)
-        return REGULARIZERS[regularizer](self)
+        method = REGULARIZERS[regularizer](self)
+        if method.objective == CrossEntropy():
+            return replace(method, objective=OBJECTIVES[DEFAULT_OBJECTIVES[task]]())
+        needed = method.objective.task
+        require(
+            needed in ("", task),
+            f"the regularizer {regularizer} needs task: {needed}, but the task of the run is {task}; use none or prox.",
+        )
+        return method
 
 
 REGULARIZERS: dict[str, Callable[[Calibration], Method]] = {
@@ -76,13 +85,15 @@ class TunedPart:
     augment: Augment
     batch_size: int  # of a forward pass
     features: Callable[[Samples, Array], Samples]  # inputs of the part: of a head, the features of the frozen body
+    task: Task
 
-    def count_correct(self, theta: Vector, features: Samples) -> int:
-        """How many samples the part classifies correctly with the parameters `theta`."""
-        total = 0
+    def total(self, theta: Vector, features: Samples) -> float:
+        """The sum over samples of how good or bad the part is with the parameters `theta`: of `Task.sample_values`."""
+        total = 0.0
         for start in range(0, len(features), self.batch_size):
-            x, y = self.inputs.gather(features, np.arange(start, min(start + self.batch_size, len(features))))
-            total += int((self.model.predict(theta, x).argmax(dim=1) == y).sum())
+            chosen = np.arange(start, min(start + self.batch_size, len(features)))
+            x, _ = self.inputs.gather(features, chosen)
+            total += float(self.task.sample_values(self.model.predict(theta, x), features.labels(chosen)).sum())
         return total
 
     def state_dict(self, theta: Vector) -> dict[str, Tensor]:
@@ -95,20 +106,22 @@ def tuned_part(agreement: Agreement, theta: Vector, layers: Layers, batch_size: 
     """The part of a model to tune; `batch_size` is that of a forward pass. Loads `theta` into the model."""
     model = agreement.model
     model.theta.copy_(theta)
+    task = agreement.task
     if layers == "all":
-        return TunedPart(model, model.theta.clone(), "", agreement.inputs, agreement.augment, batch_size, Samples.take)
+        return TunedPart(
+            model, model.theta.clone(), "", agreement.inputs, agreement.augment, batch_size, Samples.take, task
+        )
     require_split(model, agreement.example)
 
     def features(samples: Samples, indices: Array) -> Samples:
         """Features of the body at the model's current theta; any other theta would have to be copied in and back."""
         data = ClientData(samples, indices, agreement.task, agreement.inputs, Augment())
-        batches = [(model.features(model.theta, b.x), b.y) for b in data.in_order(None, batch_size)]
-        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
-        return Samples(x, y)
+        x = torch.cat([model.features(model.theta, batch.x) for batch in data.in_order(None, batch_size)])
+        return Samples(x, samples.labels(indices))
 
     head, prefix = FlatModel(copy.deepcopy(model.head_layer), model.device), f"{model.head_name}."
-    unchanged = Inputs(Normalization(), model.dtype, model.device)  # features are not normalized
-    return TunedPart(head, head.theta.clone(), prefix, unchanged, Augment(), batch_size, features)
+    unchanged = Inputs(Normalization(), model.dtype, model.device, task=task)  # features are not normalized
+    return TunedPart(head, head.theta.clone(), prefix, unchanged, Augment(), batch_size, features, task)
 
 
 def require_split(model: FlatModel, example: Tensor) -> None:
@@ -139,7 +152,7 @@ def calibrated(
 
 @dataclass(frozen=True)
 class ClientTuner:
-    """Calibrates the models of one client after another, and counts what they classify correctly."""
+    """Calibrates the models of one client after another, and tells how good they are."""
 
     part: TunedPart  # the part of the model that differs between clients
     agreement: Agreement
@@ -149,15 +162,16 @@ class ClientTuner:
     def models(self, client: int, samples: Samples, own: Array) -> Models:
         """The models of a client, calibrated on its `own` samples, with each of the regularizers."""
         features, work = self.part.features(samples, own), self.calibration.work
-        methods = {name: self.calibration.method(name) for name in dict.fromkeys(self.regularizers)}
+        task = self.agreement.task.name
+        methods = {name: self.calibration.method(name, task) for name in dict.fromkeys(self.regularizers)}
         return {name: calibrated(self.part, self.agreement, client, features, work, m) for name, m in methods.items()}
 
-    def correct(self, models: Models, samples: Samples, own: Array) -> dict[str, int]:
-        """How many of its `own` samples each of these models classifies correctly."""
+    def totals(self, models: Models, samples: Samples, own: Array) -> dict[str, float]:
+        """The sum of `Task.sample_values` over a client's `own` samples, of each of these models."""
         if not len(own):
-            return dict.fromkeys(models, 0)
+            return dict.fromkeys(models, 0.0)
         features = self.part.features(samples, own)
-        return {name: self.part.count_correct(theta, features) for name, theta in models.items()}
+        return {name: self.part.total(theta, features) for name, theta in models.items()}
 
     def tuned(self, theta: Vector, differing: bool) -> dict[str, Tensor]:
         """The parameters of a client's part by name; if `differing`, only those that differ from the global model."""

@@ -1,4 +1,4 @@
-"""Personalization of one run: the models of its clients, and their accuracies."""
+"""Personalization of one run: the models of its clients, and how good they are."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from fedadc.errors import require
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import read_weights
 from fedadc.models.vectors import Vector
-from fedadc.objectives import CrossEntropy
+from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from fedadc.personal.calibrate import ClientTuner, Models, tuned_part
 from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.request import Request, client_numbers, summary_text
-from fedadc.personal.results import ClientAccuracy, ResultRow
+from fedadc.personal.results import ClientTotal, ResultRow
 from fedadc.personal.shares import Shares, changed_shares, shares_of
 from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.own_models import last_state, stored_models
 from fedadc.runs.record import RecordedRun, model_origin, require_same_split, saved_model
+from fedadc.tasks import Classification
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
@@ -49,8 +50,9 @@ class PersonalRun:
         rows: dict[tuple[str, str], ResultRow] = {}
         clients, differing = self._clients(), self.stored is not None and self.model is not None
         for client in clients:
-            for phase, variant, theta, accuracy in self._personalize_client(client):
-                rows.setdefault((variant, phase), ResultRow(self.label, variant, phase)).counts.append(accuracy)
+            for phase, variant, theta, total in self._personalize_client(client):
+                row = ResultRow(self.label, variant, phase, task=type(self.tuner.agreement.task))
+                rows.setdefault((variant, phase), row).totals.append(total)
                 if theta is not None:
                     folder.add_model(variant, client, self.tuner.tuned(theta, differing))
             if watch:
@@ -69,19 +71,19 @@ class PersonalRun:
         require(bool(clients), "none of the requested clients has a training sample.")
         return clients
 
-    def _personalize_client(self, client: int) -> Iterator[tuple[str, str, Vector | None, ClientAccuracy]]:
-        """(phase, variant, model or None if it is not saved, accuracy) of each model of a client."""
+    def _personalize_client(self, client: int) -> Iterator[tuple[str, str, Vector | None, ClientTotal]]:
+        """(phase, variant, model or None if it is not saved, how good it is) of each model of a client."""
         models, new = self._models(client, self.shares), self.new_shares
-        for variant, accuracy in self._evaluate(client, models, self.shares):
-            yield ("" if new is None else "before"), variant, models[variant] if new is None else None, accuracy
+        for variant, total in self._evaluate(client, models, self.shares):
+            yield ("" if new is None else "before"), variant, models[variant] if new is None else None, total
         if new is None:
             return
-        for variant, accuracy in self._evaluate(client, models, new):
-            yield "after", variant, models[variant] if self.stored else None, accuracy
+        for variant, total in self._evaluate(client, models, new):
+            yield "after", variant, models[variant] if self.stored else None, total
         if self.stored is None:
             models = self._models(client, new)
-            for variant, accuracy in self._evaluate(client, models, new):
-                yield "recalibrated", variant, models[variant], accuracy
+            for variant, total in self._evaluate(client, models, new):
+                yield "recalibrated", variant, models[variant], total
 
     def _models(self, client: int, shares: Shares) -> Models:
         """The models of a client, calibrated on its training share unless the method stores them."""
@@ -89,14 +91,14 @@ class PersonalRun:
             return {"own": self.stored(client)}
         return self.tuner.models(client, shares.train, shares.clients[client])
 
-    def _evaluate(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientAccuracy]]:
-        """The accuracy of each of these models on the client's test share."""
+    def _evaluate(self, client: int, models: Models, shares: Shares) -> Iterator[tuple[str, ClientTotal]]:
+        """How good each of these models is on the client's test share."""
         train, tests = len(shares.clients[client]), shares.tests[client]
         judged = {**models, **({GLOBAL: self.tuner.part.start} if self.comparable else {})}
-        correct = self.tuner.correct(judged, shares.test, tests)
+        totals = self.tuner.totals(judged, shares.test, tests)
         for variant in models:
-            counts = train, len(tests), correct[variant], correct.get(GLOBAL)
-            yield variant, ClientAccuracy(client, shares.names[client], *counts)
+            found = train, len(tests), totals[variant], totals.get(GLOBAL)
+            yield variant, ClientTotal(client, shares.names[client], *found)
 
     def summary(self, rows: Sequence[ResultRow]) -> str:
         """The content of summary.json."""
@@ -127,11 +129,6 @@ def personal_run(
     device: str,
 ) -> PersonalRun:
     """Prepare the personalization of a run; `file` is the model to start from, or None for stored models."""
-    require(
-        config.task != "regression",
-        f"{run.path} predicts numbers (task: regression), but personalize compares accuracies; models of clients that "
-        "a method keeps, e.g. ditto, are evaluated during training.",
-    )
     folder = data_dir or text_of(read_facts(run.path), "data_dir")
     data_folder = None if folder is None else Path(folder)
     config = replace(  # settings that only matter for training; the files that they name may be gone
@@ -139,7 +136,8 @@ def personal_run(
     )
     if file is not None:
         model = replace(config.model, weights=None)
-        config = replace(config, model=model, method=FedAvg(), objective=CrossEntropy(), ensembles=Ensembles())
+        objective = OBJECTIVES[DEFAULT_OBJECTIVES[config.task or Classification.name]]()
+        config = replace(config, model=model, method=FedAvg(), objective=objective, ensembles=Ensembles())
     plan = prepare(config, data_folder, device)
     require_same_split(run.path, plan.config, plan.federation.data)
     shares = shares_of(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import isfinite
 from pathlib import Path
 
 from fedadc.errors import require
@@ -10,14 +11,14 @@ from fedadc.fields.plain import from_json
 from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.personalize import add_results
 from fedadc.personal.request import Request, summary_text
-from fedadc.personal.results import ClientAccuracy, ResultRow
+from fedadc.personal.results import ClientTotal, ResultRow
 from fedadc.personal.run import GLOBAL, stores_models
 from fedadc.runs.layout import MODEL, PERSONAL
 from fedadc.runs.runner import RunResult
 from fedadc.sites.packets import Packet
 from fedadc.sites.schema import UNKNOWN
 from fedadc.sites.server import SiteFederation
-from fedadc.sites.tuning import TunedCounts, request_of
+from fedadc.sites.tuning import TunedTotals, request_of
 
 
 def finish(result: RunResult, federation: SiteFederation, out: Path) -> list[ResultRow]:
@@ -48,22 +49,24 @@ def finish(result: RunResult, federation: SiteFederation, out: Path) -> list[Res
 def _rows(label: str, federation: SiteFederation, request: Request, answers: Mapping[str, Packet]) -> list[ResultRow]:
     """The rows of the table; numbers that cannot be are refused."""
     variants = ("own",) if stores_models(federation.method) else tuple(dict.fromkeys(request.regularizers))
-    rows = {variant: ResultRow(label, variant) for variant in variants}
+    task = federation.agreement.task
+    rows = {variant: ResultRow(label, variant, task=type(task)) for variant in variants}
     for name, answer in answers.items():
         with federation.engine.unless_refused("figures of own models", name):
             number = federation.terms.names.index(name)
             sizes = federation.terms.answers[number].sizes
             tests = sizes.get("test", 0)
-            correct = _correct(answer, name, tests, variants)
+            totals = _totals(answer, name, variants if tests else (), task.largest_value * tests if tests else 0.0)
             for variant, row in rows.items():
-                counts = sizes.get("train", UNKNOWN), tests, correct.get(variant, 0), correct.get(GLOBAL)
-                row.counts.append(ClientAccuracy(number, name, *counts))
-    return [row for row in rows.values() if row.counts]
+                found = sizes.get("train", UNKNOWN), tests, totals.get(variant, 0.0), totals.get(GLOBAL)
+                row.totals.append(ClientTotal(number, name, *found))
+    return [row for row in rows.values() if row.totals]
 
 
-def _correct(answer: Packet, name: str, tests: int, variants: Collection[str]) -> Mapping[str, int]:
-    """How many of its test samples the models of a site classify correctly."""
-    correct = from_json(TunedCounts, answer.body, f"site {name}").correct
-    possible = all(0 <= count <= tests for count in correct.values()) and correct.keys() <= {*variants, GLOBAL}
-    require(possible, f"site {name} sent counts of its own models that cannot be.")
-    return correct
+def _totals(answer: Packet, name: str, variants: Collection[str], most: float) -> Mapping[str, float]:
+    """How good these models of a site are on its test samples: sums over these, each at most `most`."""
+    totals = from_json(TunedTotals, answer.body, f"site {name}").totals
+    complete = totals.keys() - {GLOBAL} == {*variants}
+    possible = all(0 <= total <= most and isfinite(total) for total in totals.values())
+    require(complete and possible, f"site {name} sent figures of its own models that cannot be.")
+    return totals

@@ -218,8 +218,9 @@ def _require_possible(config: Config, server_data: Path | None) -> None:
 def _about_own_models(row: ResultRow) -> str:
     found = row.figures()
     figures = {"own": found.personal_mean, "common": found.global_mean}
-    means = ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in figures.items() if mean is not None)
-    return f"models of the sites ({row.regularizer}), mean accuracy on their test shares: {means or 'not known'}"
+    shown = "{} {:.1%}" if row.is_share else "{} {:.4g}"
+    means = ", ".join(shown.format(name, mean) for name, mean in figures.items() if mean is not None)
+    return f"models of the sites ({row.regularizer}), mean {row.metric} on their test shares: {means or 'not known'}"
 
 
 def _about_server_data(settings: FederationConfig, given: Path | None) -> str:

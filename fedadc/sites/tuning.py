@@ -22,10 +22,10 @@ from fedadc.system.files import write_file
 
 
 @dataclass(frozen=True)
-class TunedCounts:
-    """How many of its test samples the models of a site classify correctly, by variant; "": the global model."""
+class TunedTotals:
+    """How good a site's models are on its test samples: sums of `Task.sample_values` by model; "": the global one."""
 
-    correct: dict[str, int]
+    totals: dict[str, float]
 
 
 def request_of(config: Config) -> Request | None:
@@ -46,14 +46,15 @@ def finish_at_site(run: SiteRun, packet: Packet) -> Packet:
         method, test = run.agreement.method, run.joined.samples.get("test")
         stored = stores_models(method)
         compared = {GLOBAL: tuner.part.start} if method.federated and not (stored and method.headless) else {}
-        told = test is not None and run.site.settings.tells_evaluation
-        correct = {} if test is None or not told else tuner.correct({**models, **compared}, test, np.arange(len(test)))
+        totals = {}
+        if test is not None and len(test) and run.site.settings.tells_evaluation:
+            totals = tuner.totals({**models, **compared}, test, np.arange(len(test)))
     with PersonalFolder.create(run.folder / PERSONAL, round) as folder:
         for variant, theta in models.items():
             folder.add_model(variant, run.joined.number, tuner.tuned(theta, differing=stored and method.federated))
         model, calibration = MODEL if packet.head else None, None if stored else tuner.calibration
         folder.add_texts({PERSONAL_SUMMARY: summary_text(run.run, round, model, request, calibration, [])})
-    return Packet(body=to_json(TunedCounts(correct)))
+    return Packet(body=to_json(TunedTotals(totals)))
 
 
 def _models_of_site(run: SiteRun, packet: Packet, request: Request) -> tuple[ClientTuner, Models]:

@@ -19,7 +19,7 @@ from fedadc.data.batches import ClientData, Inputs
 from fedadc.fields.settings import Settings
 from fedadc.fields.summary import LONGEST, short, summary
 from fedadc.models.flat import FlatModel
-from fedadc.personal.results import ClientAccuracy, ResultRow
+from fedadc.personal.results import ClientTotal, ResultRow
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.training.client_states import ClientStates, Store
 from fedadc.training.ensembles import EMA, SWA, Lookahead
@@ -63,7 +63,7 @@ def printed_objects(folder: Path) -> dict[str, tuple[Any, list[str]]]:
     tree = {"rounds": 2, "data": {"name": "digits", "clients": 5}, "model": {"name": "mlp", "hidden": [64] * 50}}
     result = fedadc.run({**tree, "label": "L" * 900, "method": "fedadc+"}, out=folder / "a")
     federation = result.plan.federation
-    row = ResultRow("run", "prox", "", [ClientAccuracy(k, "a", 3, 2, 2, 1) for k in range(5000)])
+    row = ResultRow("run", "prox", "", [ClientTotal(k, "a", 3, 2, 2, 1) for k in range(5000)])
     known: dict[str, tuple[Any, list[str]]] = {
         "Batch": (
             fedadc.data.Batch(x, y, np.arange(MANY)), [f"x=float32[{MANY}, 1, 2, 2]", f"position=int64[{MANY}]"],

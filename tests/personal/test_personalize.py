@@ -27,7 +27,7 @@ from fedadc.personal.calibrate import REGULARIZERS, Calibration, calibrated, tun
 from fedadc.personal.folder import personal_state_dict
 from fedadc.personal.personalize import personalize
 from fedadc.personal.request import client_numbers
-from fedadc.personal.results import ClientAccuracy, ResultRow, table_rows
+from fedadc.personal.results import ClientTotal, ResultRow, table_rows
 from fedadc.personal.shares import shares_of
 from fedadc.system.determinism import deterministic
 from fedadc.system.signals import Stopped
@@ -129,6 +129,38 @@ def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **s
         ]
 
 
+@pytest.mark.parametrize("regularizer", ["none", "prox"])
+def test_calibrating_the_head_of_a_regression_equals_training_with_the_bodys_gradient_masked(regularizer: str) -> None:
+    torch.manual_seed(1)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)), rng.normal([50, -3], [20, 0.1], size=(60, 2))
+    data = fedadc.data.from_arrays(x, y, owners=np.arange(60) % 4, task="regression")
+    plain = replace(WORK, clip=None)
+    trained = fedadc.Federation(model=MLP((5,), 2, hidden=(6, 7)).double(), data=data, local=plain, seed=5)
+    theta, agreement = trained.start().theta, trained.agreement
+    method = Calibration(work=plain, mu=0.7).method(regularizer, "regression")
+    masked = Server(Masked(mu=0.7 if regularizer == "prox" else 0.0, objective=method.objective), Ensembles())
+    whole = replace(trained.simulated, agreement=replace(agreement, server=masked))
+    part, head = tuned_part(agreement, theta, "head", trained.evaluation.batch_size), trained.model.part("head")
+    for client in (0, 3):
+        steps = int(steps_of(trained, np.array([client]))[0])
+        with deterministic():
+            updated(whole, 0, plain.lr, theta, client, steps)
+            expected = trained.model.theta.clone()
+            trained.model.theta.copy_(theta)
+            own = part.features(trained.data.train, trained.clients[client])
+            tuned = calibrated(part, agreement, client, own, plain, method)
+            # the mean over its samples is the squared error that a NumPy reference finds in the labels' own units
+            total = part.total(tuned, own)
+        assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
+        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)
+        weight, bias = tuned[: 2 * 7].reshape(2, 7).numpy(), tuned[2 * 7 :].numpy()
+        center, spread = (np.array([getattr(t, k) for t in trained.data.targets]) for k in ("center", "spread"))
+        outputs = center + spread * (own.x.numpy() @ weight.T + bias)
+        errors = (outputs - trained.data.train.y[trained.clients[client]].numpy()) ** 2
+        assert total == pytest.approx(errors.mean(axis=1).sum(), rel=1e-6)
+
+
 @pytest.mark.parametrize("layers", ["head", "all"])
 def test_a_regularizer_with_weight_zero_equals_none_bit_for_bit(layers: str) -> None:
     trained = federation(small_mlp())
@@ -226,21 +258,21 @@ def test_a_diverged_calibration_names_the_client() -> None:
 
 def test_the_statistics_of_a_row_match_values_computed_by_hand() -> None:
     counts = [
-        ClientAccuracy(0, "0", 9, 10, 9, 5),  # 0.5 -> 0.9
-        ClientAccuracy(1, "1", 9, 2, 1, 2),  # 1.0 -> 0.5
-        ClientAccuracy(2, "2", 9, 4, 3, 3),  # unchanged
-        ClientAccuracy(3, "3", 9, 0, 0, 0),  # not counted: no test samples
+        ClientTotal(0, "0", 9, 10, 9, 5),  # 0.5 -> 0.9
+        ClientTotal(1, "1", 9, 2, 1, 2),  # 1.0 -> 0.5
+        ClientTotal(2, "2", 9, 4, 3, 3),  # unchanged
+        ClientTotal(3, "3", 9, 0, 0, 0),  # not counted: no test samples
     ]
-    f = ResultRow("r", "none", counts=counts).figures()
+    f = ResultRow("r", "none", totals=counts).figures()
     assert (f.clients, f.tested) == (4, 3)
     assert f.global_mean == pytest.approx(0.75) and f.personal_mean == pytest.approx((0.9 + 0.5 + 0.75) / 3)
     assert f.global_std == pytest.approx(0.25)
     assert (f.global_cumulative, f.personal_cumulative) == (10 / 16, 13 / 16)
     assert (f.gained, f.lost) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    alone = ResultRow("r", "own", counts=[replace(c, global_correct=None) for c in counts])
+    alone = ResultRow("r", "own", totals=[replace(c, shared=None) for c in counts])
     assert (alone.figures().global_mean, alone.figures().gained, alone.figures().tested) == (None, None, 3)
     assert table_rows([alone])[1] == [["r, own", "3", "–", "71.7 ± 20.2", "– → 81.2", "–", "–"]]
-    empty = ResultRow("r", "none", counts=counts[3:]).figures()
+    empty = ResultRow("r", "none", totals=counts[3:]).figures()
     assert (empty.tested, empty.personal_mean, empty.personal_cumulative, empty.lost) == (0, None, None, None)
 
 
@@ -320,16 +352,16 @@ def test_files_statistics_and_a_whole_model(run: Path) -> None:
     for client in range(8):
         indices = torch.from_numpy(shares.tests[client]).long()
         x = plan.federation.agreement.inputs.gather(shares.test, shares.tests[client])[0].flatten(1)
-        count = result.rows[0].counts[client]
+        count = result.rows[0].totals[client]
         for weights, correct in (
-            (whole, count.global_correct),
-            (personal_state_dict(run, client, "none"), count.correct),
+            (whole, count.shared),
+            (personal_state_dict(run, client, "none"), count.own),
         ):
             module.load_state_dict(weights)
             assert int((module(x).argmax(dim=1) == shares.test.y[indices]).sum()) == correct
     lines = list(csv.DictReader((run / "personal/clients.csv").read_text().splitlines()))
     assert len(lines) == 16 and float(lines[3]["personal_accuracy"]) == pytest.approx(
-        result.rows[0].counts[3].correct / result.rows[0].counts[3].test
+        result.rows[0].totals[3].own / result.rows[0].totals[3].test
     )
     summary = json.loads((run / "personal/summary.json").read_text())
     assert summary["rows"][1] == result.rows[1].as_dict() and summary["settings"]["epochs"] == 2
@@ -354,8 +386,8 @@ def test_a_client_does_not_depend_on_other_clients(run: Path, tmp_path: Path) ->
     for client in (3, 5):
         name = f"none/client-{client:05d}.safetensors"
         assert (tmp_path / "some" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
-    assert [c.client for c in some.rows[0].counts] == [3, 5]
-    assert some.rows[0].counts == [everybody.rows[1].counts[k] for k in (3, 5)]
+    assert [c.client for c in some.rows[0].totals] == [3, 5]
+    assert some.rows[0].totals == [everybody.rows[1].totals[k] for k in (3, 5)]
     assert len(list((tmp_path / "some/none").iterdir())) == 2
 
 
@@ -427,7 +459,7 @@ def test_models_that_a_method_stores_have_a_row(tmp_path: Path) -> None:
     fedadc.run({**DIGITS, "label": "together"}, out=tmp_path / "together")
     found = personalize([tmp_path / "alone", tmp_path / "together"], regularizers=["none", "prox"])
     assert [row.label for row in found.rows] == ["alone, own", "together, none", "together, prox"]
-    assert all(c.global_correct is None for c in found.rows[0].counts)
+    assert all(c.shared is None for c in found.rows[0].totals)
     chosen = set(result.state.clients)
     assert 0 < len(chosen) < 8
     for client in range(8):
@@ -523,7 +555,7 @@ def natural(tmp_path: Path, **more: Any) -> Path:
 def test_test_samples_with_a_client_belong_to_that_client(tmp_path: Path) -> None:
     held = np.zeros((5, 5), dtype=np.float32)
     run = natural(tmp_path, x_test=held, y_test=np.array([0, 1, 2, 0, 1]), client_test=np.array([2, 0, 2, 2, 99]))
-    counts = personalize(run).rows[0].counts
+    counts = personalize(run).rows[0].totals
     assert [c.test for c in counts] == [1, 0, 3, 0]  # the run has no client 99
     assert [c.train for c in counts] == [30] * 4
 
@@ -543,17 +575,15 @@ def test_calibration_on_new_data_needs_no_training(tmp_path: Path) -> None:
     new = archive(tmp_path / "next.npz", 1)
     result = personalize(run, data=new)
     assert [row.phase for row in result.rows] == ["before", "after", "recalibrated"]
-    before, after, again = (row.counts for row in result.rows)
-    assert before == personalize(run).rows[0].counts
-    assert [c.test for c in after] == [c.test for c in again] and [c.global_correct for c in after] == [
-        c.global_correct for c in again
-    ]
+    before, after, again = (row.totals for row in result.rows)
+    assert before == personalize(run).rows[0].totals
+    assert [c.test for c in after] == [c.test for c in again] and [c.shared for c in after] == [c.shared for c in again]
     # the same models as after personalizing a run on the new data that has these weights
     other = {**DIGITS, "rounds": 1, "data": {"name": "npz", "path": str(new)}, "cohort": {"size": 2}}
     fedadc.run(other, out=tmp_path / "other")
     (tmp_path / "other/model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
     fresh = personalize(tmp_path / "other")
-    assert fresh.rows[0].counts == again
+    assert fresh.rows[0].totals == again
     for k in range(4):
         file = f"none/client-{k:05d}.safetensors"
         assert (run / "personal-next" / file).read_bytes() == (tmp_path / "other/personal" / file).read_bytes()
@@ -563,7 +593,7 @@ def test_new_partition_from_a_yaml_file(run: Path, tmp_path: Path, caplog: pytes
     (tmp_path / "anew.yaml").write_text("data: {partition: {name: dirichlet, alpha: 0.3}}\n")
     result = personalize(run, data=tmp_path / "anew.yaml", clients="0-3")
     assert (run / "personal-anew/none/client-00002.safetensors").is_file() and not caplog.records
-    before, after, _ = (row.counts for row in result.rows)
+    before, after, _ = (row.totals for row in result.rows)
     assert [c.train for c in before] != [c.train for c in after]
     (tmp_path / "leak.yaml").write_text("data: {seed: 9}\n")  # holds out other samples
     personalize(run, data=tmp_path / "leak.yaml", clients="0")
@@ -609,10 +639,10 @@ def test_new_data_from_a_csv_file(tmp_path: Path) -> None:
     data = {"name": "csv", "path": str(table("old.csv", False)), "label": "y", "client": "site"}
     fedadc.run({**DIGITS, "rounds": 20, "data": data, "cohort": {}}, out=tmp_path / "run")
     new = personalize(tmp_path / "run", data=table("new.csv", True), epochs=40)
-    before, after, again = (row.counts for row in new.rows)
+    before, after, again = (row.totals for row in new.rows)
     assert [c.name for c in before] == ["n", "s"]
-    assert after[0].correct < 0.3 * after[0].test and again[0].correct > 0.8 * again[0].test  # n's labels are reversed
-    assert after[1].correct > 0.8 * after[1].test
+    assert after[0].own < 0.3 * after[0].test and again[0].own > 0.8 * again[0].test  # n's labels are reversed
+    assert after[1].own > 0.8 * after[1].test
 
 
 @pytest.mark.parametrize(

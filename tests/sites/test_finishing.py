@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from fedadc.runs.record import load_config
 from fedadc.runs.runner import run
 from fedadc.sites.packets import Kind, Packet
 from fedadc.sites.serving import serve
-from fedadc.sites.tuning import TunedCounts
+from fedadc.sites.tuning import TunedTotals
 
 PERSONAL = {
     "calibrated": ("fedadc", {"regularizers": ["none", "prox"], "mu": 0.1, "epochs": 3}),
@@ -57,6 +58,25 @@ def test_sites_have_the_personal_models_of_the_simulation(case: str, site_arrays
             assert mine.keys() == expected.keys() and all(torch.equal(mine[n], expected[n]) for n in mine)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_own_models_of_a_regression(method: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    client, x = rng.choice(np.array(CLIENTS), 120), rng.normal(size=(120, 6))
+    for name, chosen in {"all": np.full(120, True), **{name: client == name for name in CLIENTS}}.items():
+        y = 300 + 50 * x[chosen] @ np.arange(6)
+        owner = {"client": client} if name == "all" else {}
+        np.savez(tmp_path / f"{name}.npz", x=x[chosen], y=y, **owner)
+    config = config_of(
+        tmp_path, task="regression", method=method, federation={"sites": list(CLIENTS), "personalize": {}}
+    )
+    run(load_config({**config.tree(), "federation": None}), out=tmp_path / "here")
+    (row,) = personalize(tmp_path / "here").rows
+    serve(config, Direct(sites_of(tmp_path, config)), tmp_path / "there")
+    here, there = (list(csv.DictReader((tmp_path / f"{n}/personal/clients.csv").open())) for n in ("here", "there"))
+    assert here == there and float(here[0]["personal_mse"]) < float(here[0]["global_mse"])
+    assert row.metric == "mse" and row.figures().clients == len(CLIENTS)
+
+
 def test_a_finished_run_is_personalized_later(site_arrays: Path) -> None:
     settings: dict[str, Any] = {"sites": list(CLIENTS)}
     config = config_of(site_arrays, method="fedadc", federation=settings)
@@ -79,7 +99,7 @@ class Boasting(Direct):
     def send(self, node: int, kind: Kind, packet: Packet) -> str:
         number = super().send(node, kind, packet)
         if kind == "finish" and self.sites[node].name == "bert":
-            self.answers[number] = Packet(body=to_json(TunedCounts({"none": 10**6})))
+            self.answers[number] = Packet(body=to_json(TunedTotals({"none": 10**6})))
         return number
 
 
@@ -88,4 +108,4 @@ def test_counts_that_cannot_be_are_left_out(site_arrays: Path) -> None:
     serve(config, Boasting(sites_of(site_arrays, config)), site_arrays / "run")
     rows = (site_arrays / "run/personal/clients.csv").read_text()
     assert "bert" not in rows and all(name in rows for name in CLIENTS if name != "bert")
-    assert "site bert sent counts of its own models that cannot be" in (site_arrays / "run-audit.jsonl").read_text()
+    assert "site bert sent figures of its own models that cannot be" in (site_arrays / "run-audit.jsonl").read_text()
