@@ -8,7 +8,7 @@ simulation with everybody's rows would give to its client.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -231,13 +231,26 @@ def _arrays_in(path: Path) -> Arrays:
     constants = None
     if {"scale", "mean", "std"} & found.keys():
         scale, mean, std = (np.atleast_1d(found.get(key, np.array([]))) for key in ("scale", "mean", "std"))
+        numbers = all(array.ndim == 1 and array.dtype.kind in "iuf" for array in (scale, mean, std))
+        require(numbers, f"{path} needs numbers in scale, mean and std, one per channel in mean and std.", DataError)
         constants = Normalization(float(scale[0]) if len(scale) else 1.0, tuple(mean.tolist()), tuple(std.tolist()))
     classes = tuple(str(name) for name in np.atleast_1d(found.get("classes", np.array([]))))
-    targets: tuple[Target, ...] = ()
-    if {"target", "target_center", "target_spread"} <= found.keys():
-        columns = (found[key].tolist() for key in ("target", "target_center", "target_spread"))
-        targets = tuple(Target(str(n), float(c), float(s)) for n, c, s in zip(*columns, strict=True))
-    return Arrays(pair_in(found, path, ("", "_train")), test, classes, constants, targets)
+    return Arrays(pair_in(found, path, ("", "_train")), test, classes, constants, _targets_in(found, path))
+
+
+def _targets_in(found: Mapping[str, Array], path: Path) -> tuple[Target, ...]:
+    """The names and the constants of the labels of a regression, if the file has them."""
+    keys = ("target", "target_center", "target_spread")
+    given = [key for key in keys if key in found]
+    if not given:
+        return ()
+    needed = f"{path} needs the arrays {', '.join(keys)} of one length, texts, numbers and numbers above 0"
+    require(len(given) == len(keys), f"{needed}; it has {', '.join(given)} only.", DataError)
+    names, centers, spreads = (np.atleast_1d(found[key]) for key in keys)
+    require(names.ndim == 1 and names.shape == centers.shape == spreads.shape, f"{needed}.", DataError)
+    require(centers.dtype.kind in "iuf" and spreads.dtype.kind in "iuf", f"{needed}.", DataError)
+    columns = zip(names.tolist(), centers.tolist(), spreads.tolist(), strict=True)
+    return tuple(Target(str(name), float(center), float(spread)) for name, center, spread in columns)
 
 
 def _called(file: Path, function: str, name: str) -> Arrays:

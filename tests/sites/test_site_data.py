@@ -154,6 +154,28 @@ def test_arrays_of_a_regression(given: bool, tmp_path: Path) -> None:
             permitted(told, {"samples"})
 
 
+GIVEN: dict[str, Any] = {"target": ["cost", "days"], "target_center": [1.0, 2.0], "target_spread": [3.0, 4.0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target_spread": None}, "it has target, target_center only"),
+        ({"target_center": [1.0]}, "of one length"),
+        ({"target_center": ["1", "2"]}, "texts, numbers and numbers above 0"),
+        ({"target_spread": [1.0, 0.0]}, "a spread above 0"),
+        ({"mean": ["a"]}, "numbers in scale, mean and std"),
+        ({"scale": [[2.0]]}, "numbers in scale, mean and std"),
+    ],
+)
+def test_constants_that_cannot_be_are_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    config = config_of({"name": "npz", "path": "x"}, "regression")
+    constants = {name: value for name, value in {**GIVEN, **changes}.items() if value is not None}
+    np.savez(tmp_path / "a.npz", x=np.ones((20, 3)), y=np.ones((20, 2)), **constants)
+    with pytest.raises(FedadcError, match=sentence):
+        read_site_data(str(tmp_path / "a.npz"), "a", config)
+
+
 def test_a_site_that_does_not_fit_is_named(tmp_path: Path) -> None:
     config = config_of({"name": "npz", "path": "x"})
     for name, shape in (("a", (20, 3)), ("b", (20, 4))):
