@@ -8,7 +8,8 @@ import reprlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from fedadc.data.encoding import MISSING_CATEGORY, Column, Constants, TableEncoding
+from fedadc.data.encoding import TableEncoding
+from fedadc.data.features import MISSING_CATEGORY, Column, Constants
 from fedadc.data.labels import require_classes
 from fedadc.data.rules import TableRules
 from fedadc.data.summaries import ColumnSummary, TableSummary

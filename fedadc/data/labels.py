@@ -1,10 +1,18 @@
-"""Whether labels can be classes. Numbers with many values and labels that never repeat rarely are."""
+"""The labels of a table's rows: the class or the numbers of every row, and whether labels can be classes at all.
+
+Numbers with many values and labels that never repeat rarely are classes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from fedadc.data.columns import Array, Fields
+from fedadc.data.spelling import Spelling, likeness
 from fedadc.errors import DataError, require
 
 FEW_NUMBERS = 20  # different numbers that may be classes, whatever they are
@@ -40,4 +48,48 @@ def require_classes(labels: Sequence[str], rows: int, where: str, task: str | No
         many <= FEW_NUMBERS or counted,
         f"{where}: the label is a number with {many:,} values from {min(numbers)} to {max(numbers)}; {advice}.",
         DataError,
+    )
+
+
+def class_numbers(
+    labels: Fields, classes: Sequence[str], spelling: Spelling, column: str, where: str, first_row: int = 2
+) -> Array:
+    """The class of every row, int64, from its label in this column."""
+    key: Callable[[str], str] = likeness if spelling.merge_names else str
+    number = {key(name): i for i, name in enumerate(classes)}
+    known = [number.get(key(word), -1) for word in labels.words]
+    found: Array = np.array([*known, -1], dtype=np.int64)[labels.codes]
+    if (found < 0).any():
+        row = int((found < 0).argmax())
+        if labels.codes[row] < 0:
+            raise DataError(missing_name(where, row + first_row, column, "label"))
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        label = f"the label {reprlib.repr(labels.text(row))} does not occur in training"
+        raise DataError(f"{where}, row {row + first_row}: {label}, whose labels are {shown}.")
+    return found
+
+
+def numbers_to_predict(
+    fields: Callable[[str], Fields], columns: Sequence[str], where: str, first_row: int = 2
+) -> Array:
+    """The numbers to predict of every row, float64 [rows, columns]."""
+    found = []
+    for column in columns:
+        labels = fields(column)
+        stray = np.flatnonzero(np.isnan(labels.numbers)).tolist()
+        if stray:
+            row = stray[0]
+            if labels.codes[row] < 0:
+                raise DataError(missing_name(where, row + first_row, column, "label"))
+            text = reprlib.repr(labels.text(row))
+            raise DataError(f"{where}, row {row + first_row}, column {column}: the label {text} is not a number.")
+        found.append(labels.numbers)
+    return np.stack(found, axis=1)
+
+
+def missing_name(where: str, row: int, column: str, what: str) -> str:
+    """The sentence about a row without a label or a client."""
+    return (
+        f"{where}, row {row}, column {column}: the {what} is missing; complete or remove the row, or say with missing "
+        "which spellings are missing values."
     )

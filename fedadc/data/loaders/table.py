@@ -16,7 +16,7 @@ import torch
 
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Clients, Dataset, Samples
-from fedadc.data.encoding import TableEncoding, missing_name
+from fedadc.data.encoding import TableEncoding
 from fedadc.data.fitting import (
     fit_columns,
     fit_labels,
@@ -26,6 +26,7 @@ from fedadc.data.fitting import (
     refuse_stray_texts,
     standard_constants,
 )
+from fedadc.data.labels import class_numbers, missing_name
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.remarks import about_columns, about_test_rows
 from fedadc.data.rules import TableRules
@@ -101,9 +102,9 @@ class Table:
             return held_out.rows(self.labels.codes, self.clients.codes, self.clients.words)
         if self.rules.targets:
             return held_out.rows(self.labels.codes)
-        classes, integers = fit_labels(self.labels.words, len(self.labels), self.label, self.rules, self.locate)
-        encoding = TableEncoding((), self.label, None, classes, integers, self.rules.spelling)
-        return held_out.rows(encoding.codes(self.labels, self.source, self.first_row))
+        classes, _ = fit_labels(self.labels.words, len(self.labels), self.label, self.rules, self.locate)
+        spelling = self.rules.spelling
+        return held_out.rows(class_numbers(self.labels, classes, spelling, self.label, self.source, self.first_row))
 
     def summaries(self, rows: Array, as_text: Collection[str] = (), sums: bool | None = None) -> list[TableSummary]:
         """The summaries of all clients, each made of its own rows among these; without clients, one of all rows.
@@ -158,10 +159,7 @@ class Table:
             f"leave out such columns with drop: [{widest.name}]",
         )
         clients = self.clients
-        if encoding.targets:
-            y = encoding.numbers(self.columns.__getitem__, self.source, self.first_row)
-        else:
-            y = encoding.codes(self.labels, self.source, self.first_row)
+        y = encoding.labels(self.columns.__getitem__, self.source, self.first_row)
         give = self.columns.__getitem__ if keep else self.columns.pop
         x = encoding.features(give, self.source, self.first_row, clients)
         return Samples(torch.from_numpy(x), torch.from_numpy(y))

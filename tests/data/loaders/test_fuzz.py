@@ -21,7 +21,8 @@ from PIL import Image
 from safetensors.torch import save
 
 from fedadc.data.dataset import Normalization
-from fedadc.data.encoding import Column, TableEncoding
+from fedadc.data.encoding import TableEncoding
+from fedadc.data.features import Column
 from fedadc.data.loaders import csv_file
 from fedadc.data.loaders import download as files
 from fedadc.data.loaders.builtin import read_cifar, read_idx
