@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from fedadc.config.settings import Config
 from fedadc.runs.environment import read_facts
 from fedadc.system.version import __version__
 from fedadc.trained.description import in_words
@@ -41,7 +43,7 @@ def _title(loaded: LoadedRun) -> str:
     config, model = loaded.config, loaded.config.model.name
     whose = "" if loaded.client is None else f" The model is the own one of client {loaded.client}."
     what, count = loaded.preprocessing.spec.task.words
-    name = config.label or f"{model} on {config.data.name}"
+    name = config.label or f"{model} on {_data_name(config)}"
     return (
         f"# {name}\n\nA model that returns {what} of {count}, trained by federated learning with fedadc: "
         f"{model}, {loaded.agreement.model.theta.numel():,} parameters, after round {loaded.round or 'unknown'}.{whose}"
@@ -53,13 +55,18 @@ def _data(loaded: LoadedRun, description: Mapping[str, Any]) -> str:
     clients = len(known.clients) if known.clients is not None else loaded.config.data.clients
     samples = ", ".join(f"{count:,} {split}" for split, count in known.samples.items())
     rows = [
-        ("data set", loaded.config.data.name),
+        ("data set", _data_name(loaded.config)),
         ("clients", f"{clients or 'not known'}" + (f": {_listed(known.clients)}" if known.clients else "")),
         ("samples", samples or "not known"),
         ("outputs, in order", _listed(loaded.classes or [t.name for t in loaded.preprocessing.spec.targets])),
         ("one input", f"{inputs['shape']}, {inputs['dtype']}"),
     ]
     return "## Data\n" + _table(("", ""), rows) + "\n\n" + _inputs(inputs)
+
+
+def _data_name(config: Config) -> str:
+    """The name of the data set, or of the file or folder that it was read from."""
+    return config.data.name if config.data.path is None else Path(config.data.path).name
 
 
 def _inputs(inputs: Mapping[str, Any]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedadc.data.encoding import MISSING_CATEGORY, Column
+from fedadc.data.encoding import TableEncoding
+from fedadc.data.features import MISSING_CATEGORY, Column
 from fedadc.data.schema import DataSchema
 from fedadc.errors import require
 from fedadc.models import MODELS
@@ -31,7 +33,7 @@ def description_of(loaded: LoadedRun) -> dict[str, Any]:
             "dtype": str(loaded.agreement.inputs.kind).removeprefix("torch."),
             "normalization": {"scale": constants.scale, "mean": list(constants.mean), "std": list(constants.std)},
             "channels_last": loaded.agreement.inputs.channels_last,
-            **_features(schema),
+            **_features(schema, loaded.client),
         },
         "output": {"task": schema.spec.task.name, **_outputs(schema)},
     }
@@ -43,24 +45,38 @@ def _outputs(schema: DataSchema) -> dict[str, Any]:
     return {"targets": [asdict(target) for target in schema.spec.targets]}  # a number is output * spread + center
 
 
-def _features(schema: DataSchema) -> dict[str, Any]:
-    if schema.encoding is None:
+def _features(schema: DataSchema, client: str | None) -> dict[str, Any]:
+    encoding = schema.encoding
+    if encoding is None:
         return {}
+    features = [feature for column in encoding.columns for feature in features_of_column(column)]
+    found = {"missing": encoding.spelling.in_lower_case, "features": features}
+    own = [column.name for column in encoding.columns if column.by_client]
+    return found | ({"client": encoding.client, "scales": _scales(encoding, own, client)} if own else {})
+
+
+def _scales(encoding: TableEncoding, own: Sequence[str], client: str | None) -> dict[str, dict[str, list[float]]]:
+    """Center and spread of the columns that every client scales by constants of its own; `client`: of this one only."""
     require(
-        not any(column.by_client for column in schema.encoding.columns),
-        "the run's numbers are scaled by every client's own constants (data.scale: per-client), which a model file "
-        "does not have; use fedadc predict, or train with data.scale: standard.",
+        bool(encoding.scales),
+        "the run's numbers are scaled by every client's own constants (data.scale: per-client), which only its sites "
+        "know; export the model at a site, from the folder that it keeps of the run.",
     )
-    features = [feature for column in schema.encoding.columns for feature in features_of_column(column)]
-    return {"missing": schema.encoding.spelling.in_lower_case, "features": features}
+    known = client is None or client in encoding.scales
+    require(known, f"client {client} has no training rows, so there is no scale for its numbers.")
+    clients = {name: several for name, several in encoding.scales.items() if client in (None, name)}
+    return {name: dict(zip(own, map(list, several), strict=True)) for name, several in clients.items()}
 
 
 def features_of_column(column: Column) -> list[dict[str, Any]]:
     """The features of a column, in order: a category, a number that is scaled, or whether the number is missing."""
     if column.categories is not None:
         return [{"column": column.name, "category": category} for category in column.categories]
-    number = {"column": column.name, "center": column.center, "spread": column.spread}
-    return [number, *([{"column": column.name, "is_missing": True}] if column.has_missing else [])]
+    constants = {"scale": "client"} if column.by_client else {"center": column.center, "spread": column.spread}
+    return [
+        {"column": column.name, **constants},
+        *([{"column": column.name, "is_missing": True}] if column.has_missing else []),
+    ]
 
 
 def in_words(feature: dict[str, Any]) -> str:
@@ -71,7 +87,10 @@ def in_words(feature: dict[str, Any]) -> str:
         return f"1 if {name} is {'missing' if category == MISSING_CATEGORY else repr(category)}, else 0"
     if "is_missing" in feature:
         return f"1 if {name} is missing, else 0"
-    scaled = feature["center"] != 0 or feature["spread"] != 1
-    return (
-        f"({name} - {feature['center']!r}) / {feature['spread']!r}" if scaled else f"{name}"
-    ) + "; 0 if it is missing"
+    if "scale" in feature:
+        made = f"({name} - center) / spread, by the constants of the row's client in model.json"
+    elif feature["center"] != 0 or feature["spread"] != 1:
+        made = f"({name} - {feature['center']!r}) / {feature['spread']!r}"
+    else:
+        made = name
+    return f"{made}; 0 if it is missing"

@@ -165,8 +165,7 @@ def load(
         round = model_origin(file)[1]
     else:
         require(model is None, "`model` does not apply to the own model of a client; leave it out.")
-        round = _load_own_model(recorded, config, known, agreement, client, regularizer)
-    whose = None if client is None else str(client)
+        client, round = _load_own_model(recorded, config, known, agreement, client, regularizer)
     return LoadedRun(
         recorded.path,
         config,
@@ -176,7 +175,7 @@ def load(
         recorded.tree,
         round,
         model,
-        whose,
+        client,
         data_folder,
     )
 
@@ -229,18 +228,19 @@ def _load_own_model(
     agreement: Agreement,
     client: str | int,
     regularizer: str | None,
-) -> int:
-    """Load a client's own model, and return the round after which it was saved."""
+) -> tuple[str, int]:
+    """Load a client's own model; returns the client's name, and the round after which the model was saved."""
     path, model = recorded.path, recorded.path / MODEL
     number = client_number(client, known.clients, config.data.clients)
+    name = str(number) if known.clients is None else known.clients[number]
     if model.is_file():
         _load_weights(agreement, read_weights(model), model)
     if not stores_models(config.method):
         _load_weights(agreement, personal_state_dict(path, number, regularizer), path)
-        return model_origin(model)[1]
+        return name, model_origin(model)[1]
     facts = read_facts(path)
     require_states_here(path, text_of(facts, "engine") == AT_SITES)
     theta, round = stored_model(path, agreement, number, text_of(facts, "settings"))
     for vector in (agreement.model.theta, agreement.start):
         vector.copy_(theta)
-    return round
+    return name, round

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedadc.data.columns import Fields
 from fedadc.data.dataset import Array, Samples
-from fedadc.data.encoding import MISSING_CATEGORY, TableEncoding
+from fedadc.data.encoding import TableEncoding
+from fedadc.data.features import MISSING_CATEGORY
 from fedadc.data.loaders.arrays import inputs_like
 from fedadc.data.loaders.images import read_unlabeled_images
 from fedadc.data.loaders.npz import read_npz

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedadc.data.spelling import MAX_MAGNITUDE
 
-HEAD = """import json
+HEAD = """{standard}
 
 {imports}
 
@@ -41,7 +41,7 @@ def category(field):  # 1, 1.0 and "1.0" are the category 1
     return str(int(field)) if field == int(field) and abs(field) < 2**53 else repr(field)
 
 
-def encode(row):  # the columns of one row by name, as texts or numbers
+{own}def encode(row):  # the columns of one row by name, as texts or numbers
     values, known = [], {}
     for feature in description["input"]["features"]:
         name = feature["column"]
@@ -54,7 +54,8 @@ def encode(row):  # the columns of one row by name, as texts or numbers
         elif isinstance(field, str):
             raise ValueError(f"column {name}: {field!r} is not a number")
         else:
-            values.append(0.0 if field is None else (field - feature["center"]) / feature["spread"])
+            center, spread = {constants}
+            values.append(0.0 if field is None else (field - center) / spread)
     for name in known:
         if not known[name]:
             print(f"column {name}: training did not have the category {row[name]!r}; all its features are 0")
@@ -63,6 +64,19 @@ def encode(row):  # the columns of one row by name, as texts or numbers
 
 rows = [{example}]
 x = torch.tensor([encode(row) for row in rows], dtype=torch.{dtype})
+"""
+OWN_SCALES = """def scales_of(row):  # the constants of the client of a row; 1, 1.0 and " +1 " are the client 1
+    text = "" if row[{client}] is None else str(row[{client}]).strip()
+    parts = re.fullmatch(r"([+-]?)(0|[1-9][0-9]*)(?:[.]([0-9]*))?", text)
+    if parts:
+        fraction = (parts[3] or "").rstrip("0")
+        digits = parts[2] + ("." + fraction if fraction else "")
+        text = "-" + digits if parts[1] == "-" and digits != "0" else digits
+    if text not in description["input"]["scales"]:
+        raise ValueError(f"the client {text!r} had no rows in training, but every client has its own scale")
+    return description["input"]["scales"][text]
+
+
 """
 PIXEL_BY_PIXEL = """x = torch.empty_strided(x.shape, {strides}, dtype=x.dtype).copy_(x)  # the memory format of training
 """
@@ -103,17 +117,35 @@ def snippet(description: Mapping[str, Any], form: str) -> str:
         "torch": RUN_PROGRAM,
         "onnx": ONNX,
     }
-    return HEAD.format(imports=imports[form]) + _inputs(inputs) + use[form] + shown
+    standard = "import json\nimport re" if "scales" in inputs else "import json"
+    return HEAD.format(standard=standard, imports=imports[form]) + _inputs(inputs) + use[form] + shown
 
 
 def _inputs(inputs: Mapping[str, Any]) -> str:
     if "features" in inputs:
-        row = {f["column"]: f.get("category", f.get("center")) for f in reversed(inputs["features"])}
-        example = {name: "" if value is None else value for name, value in reversed(row.items())}
-        fills = {"{example}": repr(example), "{dtype}": inputs["dtype"], "{largest!r}": repr(MAX_MAGNITUDE)}
+        by_client = "scales" in inputs
+        fills = {
+            "{own}": OWN_SCALES.replace("{client}", repr(inputs["client"])) if by_client else "",
+            "{constants}": "scales_of(row)[name]" if by_client else 'feature["center"], feature["spread"]',
+            "{dtype}": inputs["dtype"],
+            "{largest!r}": repr(MAX_MAGNITUDE),
+            "{example}": repr(_example(inputs)),
+        }
         return "\n" + reduce(lambda text, mark: text.replace(mark, fills[mark]), fills, ENCODE)
     shape = ", ".join(map(str, (1, *inputs["shape"])))
     return RAW.format(shape=shape, dtype=inputs["dtype"])
+
+
+def _example(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table: centers, and the first category of every column."""
+    row: dict[str, Any] = {}
+    if "scales" in inputs:
+        row[inputs["client"]], centers = next(iter(inputs["scales"].items()))
+        row |= {name: center for name, (center, _) in centers.items()}
+    for feature in inputs["features"]:
+        value = feature.get("category", feature.get("center", ""))
+        row.setdefault(feature["column"], value)
+    return row
 
 
 def _pixel_by_pixel(inputs: Mapping[str, Any]) -> str:

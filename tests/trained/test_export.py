@@ -285,6 +285,42 @@ def test_the_card_reads_fields_as_fedadc_does(tmp_path: Path) -> None:
     assert "in 4 of 11 rows: 1 (1), 1_0 (1), A (1), nan (1)" in " ".join(expected.notes)
 
 
+def test_the_card_scales_rows_by_the_constants_of_their_client(tmp_path: Path) -> None:
+    lines = [f"{20 + k + 50 * (k % 3)},{k % 3}.0,{k % 2}" for k in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,ward,sick", *lines, ""]))
+    data = {"name": "csv", "path": str(tmp_path / "t.csv"), "label": "sick", "client": "ward", "scale": "per-client"}
+    tree = {"rounds": 1, "data": data, "model": {"name": "mlp", "hidden": [5]}, "local": LOCAL}
+    fedadc.run(tree, out=tmp_path / "r")
+    fedadc.export(tmp_path / "r", tmp_path / "out", format="torch")
+    columns = {"age": [33, "+133.5", None, 70, 71], "ward": ["2", " 1.0 ", 0, "+1.", 0.0]}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    (program,) = programs_of_the_card(tmp_path / "out")
+    assert json.loads(in_a_process(program, tmp_path / "out").replace("'", '"')).keys() == {"0", "1"}
+    changed = re.sub(r"rows = .*", f"rows = {rows!r}", program) + "\nimport numpy; numpy.save('x.npy', x.numpy())"
+    in_a_process(changed, tmp_path / "out")
+    loaded = fedadc.load(tmp_path / "r")
+    expected = read_new_data(columns, loaded.preprocessing)
+    assert np.array_equal(np.load(tmp_path / "out/x.npy"), expected.samples.x.numpy())
+    assert "(age - center) / spread, by the constants of the row's client" in (tmp_path / "out/README.md").read_text()
+    strange = re.sub(r"rows = .*", "rows = [{'age': 33, 'ward': 'nan'}]", program)
+    with pytest.raises(AssertionError, match="the client 'nan' had no rows in training"):
+        in_a_process(strange, tmp_path / "out")
+
+
+def test_the_model_of_a_client_has_its_own_constants_only(tmp_path: Path) -> None:
+    write_table(tmp_path / "train.csv")
+    tree = table_config(tmp_path / "train.csv", method="fedper")
+    tree["data"]["scale"] = "per-client"
+    fedadc.run(tree, out=tmp_path / "run")
+    fedadc.export(tmp_path / "run", tmp_path / "out", client=1, format="torch")
+    described = json.loads((tmp_path / "out/model.json").read_text())["input"]
+    loaded = fedadc.load(tmp_path / "run", client="w1")
+    encoding = loaded.preprocessing.encoding
+    assert encoding is not None and loaded.client == "w1"
+    assert described["client"] == "ward" and described["scales"] == {"w1": {"age": [*encoding.scales["w1"][0]]}}
+    assert "'ward': 'w1'" in programs_of_the_card(tmp_path / "out")[0]
+
+
 def test_the_description_and_the_card_say_what_the_model_is(exported: tuple[LoadedRun, Path]) -> None:
     loaded, folder = exported
     description, card = json.loads((folder / "model.json").read_text()), (folder / "README.md").read_text()
