@@ -140,7 +140,7 @@ def table_rows(rows: Sequence[ResultRow]) -> tuple[list[str], list[list[str]]]:
         return "–" if value is None else f"{100 * value:.{digits}f}"
 
     def shown(value: float | None, row: ResultRow) -> str:
-        return "–" if value is None else percent(value) if row.is_share else f"{value:.4g}"
+        return "–" if value is None else percent(value) if row.is_share else f"{value:#.4g}"
 
     cells = []
     for row in rows:
