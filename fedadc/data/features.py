@@ -47,18 +47,25 @@ class Column:
         """The number of features."""
         return 1 + self.has_missing if self.categories is None else len(self.categories)
 
-    def encode(self, fields: Fields, where: str, first_row: int = 2, constants: tuple[Any, Any] | None = None) -> Array:
-        """The features of these fields, float32 [rows, width]; `constants`: center and spread, if not the column's."""
+    def encode(
+        self, fields: Fields, out: Array, where: str, first_row: int = 2, constants: tuple[Any, Any] | None = None
+    ) -> None:
+        """Write the features of these fields to `out`, float32 [width, rows].
+
+        `constants`: center and spread, if not the column's.
+        """
         if self.categories is not None:
-            return self._one_hot(fields)
+            self._one_hot(fields, out)
+            return
         center, spread = constants or (self.center, self.spread)
         stray = np.flatnonzero(fields.codes >= 0).tolist() if fields.words else []
         if stray:
             row = stray[0]
             text = reprlib.repr(fields.text(row))
             raise DataError(f"{where}, row {row + first_row}, column {self.name}: {text} is not a number.")
+        scaled = out[0]
         with np.errstate(over="ignore"):
-            scaled = ((fields.numbers - center) / spread).astype(np.float32)
+            np.divide(fields.numbers - center, spread, out=scaled, casting="same_kind")  # rounded once, at the end
         finite = np.isfinite(scaled)
         if not finite.all():
             gaps = np.isnan(fields.numbers)
@@ -70,20 +77,18 @@ class Column:
                     f"{where}, row {row + first_row}, column {self.name}: {text} is too large when it is scaled."
                 )
             scaled[gaps] = 0  # the center
-        if not self.has_missing:
-            return scaled[:, None]
-        return np.stack([scaled, np.isnan(fields.numbers).astype(np.float32)], axis=1)
+        if self.has_missing:
+            out[1] = np.isnan(fields.numbers)
 
-    def _one_hot(self, fields: Fields) -> Array:
+    def _one_hot(self, fields: Fields, out: Array) -> None:
         assert self.categories is not None
         code = {category: i for i, category in enumerate(self.categories)}
         fields = fields.as_texts()
         absent = code.get(MISSING_CATEGORY, -1)  # the last one: a missing field has the code -1
         codes = np.array([*(code.get(word, -1) for word in fields.words), absent])[fields.codes]
         known = np.flatnonzero(codes >= 0)
-        one_hot = np.zeros((len(codes), len(self.categories)), dtype=np.float32)
-        one_hot[known, codes[known]] = 1
-        return one_hot
+        out[:] = 0
+        out[codes[known], known] = 1
 
     def describe(self, summary: ColumnSummary) -> str:
         """One line about the encoding, for the notes of the data set."""
