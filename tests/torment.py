@@ -15,8 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from doomed import Doom, Life, finished, run_words
 from family import children, descendants
@@ -69,6 +72,14 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
         "local": {**BASE["local"], "lr": 0.02, "optimizer": {"name": "adam", "moments": "client"}},
         "checkpoint": {"every": 2},
     },
+    "ditto/regression": {  # its data is in the file of `numbers`
+        "method": "ditto",
+        "task": "regression",
+        "data": {"name": "npz", "clients": 20, "validation": 0.2},
+        "evaluate": {"every": 2, "metrics": ["per_target"]},
+        "cohort": {"size": 6, "weighting": "samples"},
+        **IN_FILES,
+    },
     "fedper": {**IN_FILES, **FAULTY},
     "ditto": {"checkpoint": {"every": 2}, "evaluate": {"every": 3, "overlap": True}},
     "local_only": {"evaluate": {"every": 20}},
@@ -76,7 +87,19 @@ VARIED: dict[str, dict[str, Any]] = {  # so that every setting is met by some me
 
 
 def config_of(name: str, rounds: int, **changes: Any) -> dict[str, Any]:
-    return {**BASE, "method": name, "rounds": rounds, **VARIED.get(name, {}), **changes}
+    tree = {**BASE, "method": name, "rounds": rounds, **VARIED.get(name, {}), **changes}
+    if tree["data"]["name"] == "npz":
+        tree["data"] = {**tree["data"], "path": numbers()}
+    return tree
+
+
+@cache
+def numbers() -> str:
+    """A file of arrays with two numbers to predict, of different units."""
+    rng, path = np.random.default_rng(0), Path(tempfile.mkdtemp(prefix="fedadc-numbers-")) / "numbers.npz"
+    x = rng.normal(size=(400, 5))
+    np.savez(path, x=x, y=np.stack([300 + 50 * x[:, 0], np.abs(x[:, 1]) - 3], axis=1))
+    return str(path)
 
 
 def sha(content: bytes) -> str:

@@ -16,6 +16,7 @@ from fedadc.data.columns import Array, GrowingColumn
 from fedadc.data.spelling import Spelling
 
 LONGEST_LINE = 131_072  # bytes; a longer line may have a field beyond the limit of the csv module
+PARSED_BY_A_THREAD = 1 << 22  # bytes
 MOST_PARSED = 2_000  # columns; of wider tables, the types would take longer than the parsing
 # what is around a field; twice for neighbors, of which the first one takes the comma
 AROUND = ((b",", b","), (b",", b","), (b"\n", b","), (b",", b"\n"), (b",", b"\r"))
@@ -68,7 +69,7 @@ def _by_arrow(block: bytes, columns: Columns, header: Sequence[str], start: int)
     try:
         table = csv.read_csv(
             pa.BufferReader(block),
-            csv.ReadOptions(column_names=list(header), block_size=len(block) + 1),
+            csv.ReadOptions(column_names=list(header), block_size=PARSED_BY_A_THREAD),
             csv.ParseOptions(quote_char=False, double_quote=False),
             csv.ConvertOptions(
                 column_types=kinds, include_columns=list(columns), null_values=["", *marks], strings_can_be_null=False
@@ -76,23 +77,31 @@ def _by_arrow(block: bytes, columns: Columns, header: Sequence[str], start: int)
         )
     except (pa.ArrowInvalid, MemoryError):
         return None
-    for name, column in columns.items():
-        (chunk,) = table.column(name).chunks
-        if _is_number(column):
-            values = _array(chunk, np.float64)
-            if np.isnan(values).sum() > chunk.null_count or not column.add_numbers(values, start):
-                return None  # a field such as nan or inf, which the csv module tells apart
-        else:
-            column.add_coded(chunk.dictionary.to_pylist(), _array(chunk.indices, np.int32), start)
-    return int(table.num_rows)
+    first = start
+    for batch in table.to_batches():
+        for name, column in columns.items():
+            fields = batch.column(name)
+            if kinds[name] is text:
+                column.add_coded(fields.dictionary.to_pylist(), _array(fields.indices, np.int32), first)
+            elif not _add_numbers(column, fields, first):
+                return None
+        first += batch.num_rows
+    return first - start
 
 
-def _array(column: Any, kind: type[np.generic]) -> Array:
-    """A column of pyarrow, with NaN where it is null; its own method would import pandas."""
-    valid, values = column.buffers()
-    found = np.frombuffer(values, kind)[: len(column)]
-    if column.null_count:
-        bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[: len(column)]
+def _add_numbers(column: GrowingColumn, fields: Any, start: int) -> bool:
+    """Add numbers of pyarrow; False if one is such as nan or inf, which the csv module tells apart."""
+    values = _array(fields, np.float64)
+    return np.isnan(values).sum() <= fields.null_count and column.add_numbers(values, start)
+
+
+def _array(fields: Any, kind: type[np.generic]) -> Array:
+    """An array of pyarrow, with NaN where it is null; its own method would import pandas."""
+    valid, values = fields.buffers()
+    part = slice(fields.offset, fields.offset + len(fields))
+    found = np.frombuffer(values, kind)[part]
+    if fields.null_count:
+        bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[part]
         found = np.where(bits, found, np.nan)
     return found
 

@@ -21,7 +21,7 @@ from fedadc.data.spelling import Spelling
 from fedadc.errors import DataError, kind_of_failure, one_line, require, require_file
 
 MAX_COLUMNS = 100_000
-PARSED_AT_ONCE = 1 << 22  # bytes
+PARSED_AT_ONCE = 1 << 23  # bytes
 LARGE = 1 << 24  # bytes; for smaller files, loading pyarrow would take longer than reading them
 PARSED_FIRST = 1 << 15  # the first block shows which columns have texts, which takes more time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of bytes, at the beginning of some files
