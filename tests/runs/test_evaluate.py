@@ -132,6 +132,35 @@ def test_the_command_and_its_twin_agree(folder: Path, call: Call, tmp_path: Path
     assert float(saved["sick"]["recall"]) == twin.per_class["sick"]["recall"] and [*saved] == ["healthy", "sick"]
 
 
+def test_figures_of_each_target_in_its_own_units(call: Call, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    y = np.stack([300 + 50 * x[:, 0], 0.01 * x[:, 1]], axis=1)
+    np.savez(tmp_path / "two.npz", x=x, y=y)
+    data = {"name": "npz", "path": str(tmp_path / "two.npz"), "clients": 4}
+    fedadc.run({**TREE, "task": "regression", "data": data, "rounds": 9}, out=tmp_path / "run")
+    result = fedadc.evaluate(tmp_path / "run", by="target")
+    federation = fedadc.load(tmp_path / "run").federation
+    test = federation.data.test
+    assert test is not None
+    values = fedadc.predict(tmp_path / "run", test).values
+    errors, deviations = values - test.y.numpy(), test.y.numpy() - test.y.numpy().mean(axis=0)
+    for k, (name, row) in enumerate(result.per_target.items()):
+        mse = float((errors[:, k] ** 2).mean())
+        assert name == federation.data.targets[k].name and row["mse"] == pytest.approx(mse, rel=1e-5)
+        assert row["rmse"] == pytest.approx(mse**0.5, rel=1e-5)
+        assert row["mae"] == pytest.approx(float(np.abs(errors[:, k]).mean()), rel=1e-5)
+        assert row["r2"] == pytest.approx(1 - mse / float((deviations[:, k] ** 2).mean()), rel=1e-4)
+    found = json.loads(fine(call("evaluate", str(tmp_path / "run"), "--by", "target", "--json", "-o", "t.csv")))
+    assert found["targets"] == result.per_target and list(result.to_frame().index) == [*result.per_target]
+    with (tmp_path / "t.csv").open(newline="") as stream:
+        saved = {row["target"]: float(row["mae"]) for row in csv.DictReader(stream)}
+    assert saved == {name: row["mae"] for name, row in result.per_target.items()}
+    out = fine(call("evaluate", str(tmp_path / "run"), "--by", "target"))
+    assert "in units of each target" in out and "rmse" in out
+    refused(call("evaluate", str(tmp_path / "run"), "--by", "class"), "by class needs classes, which regression does not have")
+
+
 def test_simulated_clients_have_shares_and_a_note_says_so(folder: Path, call: Call) -> None:
     answer = call("evaluate", str(folder / "digits"), "--by", "client")
     assert "note: the test rows name no clients; each client has a share of them" in answer.err
@@ -254,7 +283,8 @@ def test_the_best_model_has_rows_of_its_own_unless_it_is_the_last_one(rounds: in
 @pytest.mark.parametrize(
     ("words", "fragment"),
     [
-        (["--by", "clients"], "--by must be client or class, not 'clients'"),
+        (["--by", "clients"], "--by must be client, class or target, not 'clients'"),
+        (["--by", "target"], "by target needs task: regression"),
         (["--metrics", "aurok"], "metric 'aurok' is unknown; did you mean 'auroc'?"),
         (["--positive", "sik", "--metrics", "auroc"], "class 'sik' is unknown; did you mean 'sick'?"),
         (["--out", "x.csv"], "--out needs --by client, class or target"),
