@@ -258,7 +258,8 @@ def test_strangers_and_revoked_sites_are_refused(tmp_path: Path) -> None:
         assert parts.sites["mallory"].wait(timeout=60) is not None
         lost = federation.run / "metrics.jsonl"
         eventually(lambda: "[2]" in lost.read_text(), 200)
-        tls.site_key("mallory").unlink()
+        for half in (tls.site_key("mallory"), tls.public_key("mallory")):
+            half.unlink()
         tls.create(tls.hosts(), ["mallory"])
         federation.register_sites(parts.address)
         parts.restart_site("mallory")
