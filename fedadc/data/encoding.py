@@ -13,7 +13,6 @@ import numpy as np
 
 from fedadc.data.columns import Array, Fields
 from fedadc.data.features import Column, Constants
-from fedadc.data.labels import class_numbers, numbers_to_predict
 from fedadc.data.rules import are_constants
 from fedadc.data.spelling import DEFAULT_SPELLING, Spelling, likeness
 from fedadc.errors import DataError, require
@@ -53,7 +52,10 @@ class TableEncoding:
     def features(
         self, fields: Callable[[str], Fields], where: str, first_row: int = 2, clients: Fields | None = None
     ) -> Array:
-        """The features of all rows, float32 [rows, width]; `fields` gives, or gives away, a column by its name."""
+        """The features of all rows, float32 [rows, width]; `fields` gives, or gives away, a column by its name.
+
+        In memory, they are one feature after the other.
+        """
         own = [column.name for column in self.columns if column.by_client]
         scales = self._scales(clients, where, first_row) if own else None
         x, end = np.empty((0, 0), np.float32), 0
@@ -64,10 +66,10 @@ class TableEncoding:
                 constants = scales[:, at, 0], scales[:, at, 1]
             found = fields(column.name)
             if not end:
-                x = np.empty((self.width, len(found)), np.float32)  # a feature after the other is written faster
+                x = np.empty((self.width, len(found)), np.float32)
             end += column.width
             column.encode(found, x[end - column.width : end], where, first_row, constants)
-        return np.array(x.T, order="C")
+        return x.T
 
     def _scales(self, clients: Fields | None, where: str, first_row: int) -> Array:
         """The center and spread of the client of every row, [rows, columns, 2]."""
@@ -88,9 +90,3 @@ class TableEncoding:
     def names(self) -> set[str]:
         """The columns of names: the label, unless it is a number, and the client."""
         return {name for name in (self.label, self.client) if name}
-
-    def labels(self, fields: Callable[[str], Fields], where: str, first_row: int = 2) -> Array:
-        """The labels of all rows: their classes, int64 [rows], or numbers to predict, float64 [rows, targets]."""
-        if self.targets:
-            return numbers_to_predict(fields, self.targets, where, first_row)
-        return class_numbers(fields(self.label), self.classes, self.spelling, self.label, where, first_row)

@@ -111,7 +111,7 @@ def by_client(
     draws are done for all clients at once.
     """
     cell, client, size = _cells(labels, owner)
-    order, draw = np.argsort(owner, kind="stable"), np.empty(len(labels))
+    order, draw = _order(owner, len(names)), np.empty(len(labels))
     ties = np.empty(len(client))
     row_ends, cell_ends = (
         np.cumsum(np.bincount(numbers, minlength=len(names))).tolist() for numbers in (owner, client)
@@ -123,7 +123,8 @@ def by_client(
         row, first = row_end, cell_end
     wanted = _wanted(client, size, share, ties)
     mask = np.zeros(len(labels), dtype=bool)
-    by_cell = order[np.lexsort((draw, cell[order]))]
+    by_draw = order[np.argsort(draw, kind="stable")]
+    by_cell = by_draw[_order(cell[by_draw], len(client))]
     mask[by_cell] = _rank(cell[by_cell]) < wanted[cell[by_cell]]
     return mask
 
@@ -133,15 +134,24 @@ def _cells(labels: Array, owner: Array) -> tuple[Array, Array, Array]:
 
     Cells are numbered by client, those of a client by their first rows.
     """
-    classes, code = np.unique(labels, return_inverse=True)
-    pairs, first, cell, size = np.unique(
-        owner * len(classes) + code.reshape(-1), return_index=True, return_inverse=True, return_counts=True
-    )
-    client = pairs // len(classes)
+    if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
+        labels = np.unique(labels, return_inverse=True)[1].reshape(-1)
+    classes = int(labels.max(initial=0)) + 1
+    pair = owner.astype(np.int64) * classes + labels
+    rows = _order(pair, int(pair.max(initial=0)) + 1)
+    begins = np.flatnonzero(np.diff(pair[rows], prepend=-1))
+    client, first, size = pair[rows[begins]] // classes, rows[begins], np.diff(begins, append=len(rows))
     order = np.lexsort((first, client))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    return number[cell.reshape(-1)], client[order], size[order]
+    cell = np.empty_like(rows)
+    cell[rows] = np.repeat(number, size)
+    return cell, client[order], size[order]
+
+
+def _order(numbers: Array, count: int) -> Array:
+    """A stable order of numbers in 0..count - 1. NumPy sorts small types in linear time."""
+    return np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")
 
 
 def _wanted(client: Array, size: Array, share: float, ties: Array) -> Array:

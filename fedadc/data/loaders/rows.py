@@ -38,7 +38,7 @@ def encoded(columns: Mapping[str, Fields], encoding: TableEncoding, where: str) 
     missing = [column.name for column in encoding.columns if column.name not in columns]
     require(not missing, f"{where} lacks the column {', '.join(missing)[:200]}.", DataError)
     clients = None if encoding.client is None else columns.get(encoding.client)
-    return torch.from_numpy(encoding.features(columns.__getitem__, where, clients=clients))
+    return torch.from_numpy(np.array(encoding.features(columns.__getitem__, where, clients=clients), order="C"))
 
 
 def fields_of(table: Any, spelling: Spelling, names: Collection[str] = ()) -> dict[str, Fields]:

@@ -26,7 +26,7 @@ from fedadc.data.fitting import (
     refuse_stray_texts,
     standard_constants,
 )
-from fedadc.data.labels import class_numbers, missing_name
+from fedadc.data.labels import class_numbers, missing_name, numbers_to_predict
 from fedadc.data.loaders.limits import require_proportionate
 from fedadc.data.remarks import about_columns, about_test_rows
 from fedadc.data.rules import TableRules
@@ -148,7 +148,10 @@ class Table:
         return f"{self.source}, row {row + self.first_row}", found.text(row)
 
     def samples(self, encoding: TableEncoding, keep: bool = True) -> Samples:
-        """All rows, encoded. Without `keep`, the columns are given up one by one, which saves their memory."""
+        """All rows, encoded; in memory, inputs are one feature after the other, until rows are taken from them.
+
+        Without `keep`, the columns are given up one by one, which saves their memory.
+        """
         widest = max(encoding.columns, key=lambda column: column.width)
         rows = len(self.labels)
         require_proportionate(
@@ -159,7 +162,11 @@ class Table:
             f"leave out such columns with drop: [{widest.name}]",
         )
         clients = self.clients
-        y = encoding.labels(self.columns.__getitem__, self.source, self.first_row)
+        if encoding.targets:
+            y = numbers_to_predict(self.columns.__getitem__, encoding.targets, self.source, self.first_row)
+        else:
+            known = encoding.classes, encoding.spelling
+            y = class_numbers(self.labels, *known, self.label, self.source, self.first_row)
         give = self.columns.__getitem__ if keep else self.columns.pop
         x = encoding.features(give, self.source, self.first_row, clients)
         return Samples(torch.from_numpy(x), torch.from_numpy(y))
@@ -237,6 +244,7 @@ def data_like(table: Table, name: str, like: Dataset) -> Dataset:
     """The data set that a further table becomes, with the columns and classes of an existing one."""
     assert like.encoding is not None
     samples = table.samples(like.encoding, keep=False)
+    samples = samples.take(np.arange(len(samples)))
     return Dataset(
         name, samples, like.classes, None, None, like.normalization, table.owners, encoding=like.encoding,
         targets=like.targets,
