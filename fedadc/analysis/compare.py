@@ -13,6 +13,7 @@ from typing import Any
 from fedadc.errors import FedadcError, require, unknown
 from fedadc.evaluation.fairness import fairness_metrics
 from fedadc.evaluation.stopping import higher_is_better
+from fedadc.fields.summary import short_number
 from fedadc.methods import PAIRS
 from fedadc.runs.record import RecordedRun
 from fedadc.tasks import Classification
@@ -269,12 +270,13 @@ def table_rows(rows: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     headings = ["run", "seeds", title, to_target, "up", "down"]
     cells = []
     for row in rows:
-        std = f" ± {scale * row.std:.{digits}f}" if row.std is not None else ""
+        value = short_number(scale * row.value, digits)
+        std = f" ± {short_number(scale * row.std, digits)}" if row.std is not None else ""
         progress = "–" if row.x_to_target is None else _digits(row.x_to_target / size, 0 if row.x == "round" else 3)
         if 0 < row.reached < row.seeds:
             progress += f" ({row.reached} of {row.seeds})"
         cells.append(
-            [row.label, str(row.seeds), f"{scale * row.value:.{digits}f}{std}{unit}", progress,
+            [row.label, str(row.seeds), f"{value}{std}{unit}", progress,
              human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
         )  # fmt: skip
     return headings, cells

@@ -16,6 +16,7 @@ from fedadc.evaluation.figures import most_confused
 from fedadc.evaluation.frames import FigureTable
 from fedadc.evaluation.report import SplitReport
 from fedadc.evaluation.stopping import higher_is_better
+from fedadc.fields.summary import short_number
 from fedadc.runs.evaluation import EvaluationResult
 
 EXTREMES = 10  # clients shown at either end, where not all are shown
@@ -58,12 +59,12 @@ def evaluation_tables(result: EvaluationResult, as_json: bool) -> None:
 def _cell(value: Any, digits: int = 4) -> str:
     """A value in a table; – where there is none."""
     if isinstance(value, list):
-        return " ".join("–" if v is None else f"{v:.3f}" for v in value)
-    return "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+        return " ".join("–" if v is None else short_number(v, 3) for v in value)
+    return "–" if value is None else short_number(value, digits) if isinstance(value, float) else str(value)
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return "–" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
+    return "–" if row["low"] is None else f"{short_number(row['low'])} to {short_number(row['high'])}"
 
 
 def _figures(table: FigureTable, title: str, shown: Sequence[str], caption: str) -> None:
@@ -98,7 +99,7 @@ def _clients(report: SplitReport) -> None:
         caption = f"the {EXTREMES} worst and the {EXTREMES} best of {len(ordered):,} clients by {judged}"
         caption += "; --out FILE.csv or --json has all"
     _figures(table, title, names, caption)
-    rows = [[name, *(f"{value:.4f}" for value in found.values())] for name, found in report.fairness.items()]
+    rows = [[name, *(short_number(value) for value in found.values())] for name, found in report.fairness.items()]
     heads = ["over clients", "worst", "10th percentile", "mean", "std"]
     print_table("", heads, rows, "each client counts once, whatever its number of rows")
 

@@ -46,6 +46,7 @@ class _Console(Console):
 out = _Console()
 err = _Console(stderr=True)
 SHADES = " ░▒▓█"
+LABEL_WIDTH = 12  # of a label at least, if it is not shorter
 SHOWN_CLIENTS = 40
 MANY_ROWS = 20_000  # to predict, from which on progress is shown
 MAX_SILENCE = 30  # seconds after which the next finished round is printed in any case
@@ -358,10 +359,26 @@ def comparison(result: Comparison, title: str, as_json: bool) -> None:
         return
     headings, cells = table_rows(result.rows)
     caption = "mean of the last 10 rounds, then mean ± std over seeds; up, down: bytes per client and round"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for index, heading in enumerate(headings):  # a long label is folded, a number is not
-        two_lines = heading.replace(" to ", "\nto ")
-        table.add_column(two_lines, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
+    _table_of_numbers([heading.replace(" to ", "\nto ") for heading in headings], cells, title, caption)
+
+
+def _table_of_numbers(headings: Sequence[str], cells: Sequence[Sequence[str]], title: str, caption: str) -> None:
+    """A table of labels and numbers. Labels are folded where they are long, numbers are never cut.
+
+    Where it would be too wide, what follows ± or → is on a second line.
+    """
+    columns = [*zip(headings, *cells, strict=True)]
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    if sum(widths[1:]) + min(widths[0], LABEL_WIDTH) + 3 * len(columns) + 1 > out.width:
+        cells = [[cell.replace(" ± ", "\n± ").replace(" → ", "\n→ ") for cell in row] for row in cells]
+        columns = [*zip(headings, *cells, strict=True)]
+        widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    table = Table(title=title or None, title_justify="left", caption=caption, caption_justify="left")
+    for index, (heading, width) in enumerate(zip(headings, widths, strict=True)):
+        least = width if index else min(width, LABEL_WIDTH)
+        table.add_column(
+            heading, justify="right" if index else "left", overflow="fold", no_wrap=index > 0, min_width=least
+        )
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)
@@ -377,12 +394,7 @@ def personal_table(rows: Sequence[ResultRow]) -> None:
     untested = max(row.figures().clients - row.figures().tested for row in rows)
     if untested:
         caption += f"; clients without test samples, not counted: {untested}"
-    table = Table(caption=caption, caption_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
-    for texts in cells:
-        table.add_row(*(Text(text) for text in texts))
-    out.print(table)
+    _table_of_numbers(headings, cells, "", caption)
 
 
 def run_summary(result: RunResult) -> None:

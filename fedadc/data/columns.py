@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedadc.data.spelling import DEFAULT_SPELLING, MAX_MAGNITUDE, Spelling, number, number_name, spelled
+from fedadc.data.spelling import DEFAULT_SPELLING, MAX_MAGNITUDE, Spelling, clean, number, number_name, spelled
 
 Array = np.ndarray
 MOST_SPELLINGS = 10_000  # of texts other than names that are remembered
@@ -143,7 +143,7 @@ class GrowingColumn:
 
     def _read(self, text: str) -> tuple[float, int]:
         """A field as a number or as the code of a text."""
-        written, text = text, text.strip()
+        written, text = text, clean(text)
         value = number(text)
         if value == value:
             return np.nan if value in self.spelling.missing_numbers else value, -1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from fedadc.data.features import Column, Constants
 from fedadc.data.rules import are_constants
 from fedadc.data.spelling import DEFAULT_SPELLING, Spelling, likeness
 from fedadc.errors import DataError, require
+
+NAMED_CLIENTS = 5  # in a message
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class TableEncoding:
 
     def _scales(self, clients: Fields | None, where: str, first_row: int) -> Array:
         """The center and spread of the client of every row, [rows, columns, 2]."""
+        if clients is None and len(self.scales) == 1:
+            (only,) = self.scales.values()
+            return np.array([only])
         why = "every client has its own scale (scale: per-client)"
         require(clients is not None, f"{where} must name the client of every row: {why}.", DataError)
         assert clients is not None
@@ -81,10 +86,18 @@ class TableEncoding:
         known = np.array([key(word) in scales for word in clients.words] + [False])[clients.codes]
         if not known.all():
             row = int(known.argmin())
-            name = reprlib.repr(clients.text(row))
-            raise DataError(f"{where}, row {row + first_row}: the client {name} had no rows in training, but {why}.")
+            others = ", ".join([*self.scales][:NAMED_CLIENTS]) + (", ..." if len(self.scales) > NAMED_CLIENTS else "")
+            unknown = f"no scale is known for the client {reprlib.repr(clients.text(row))}, only for {others}"
+            raise DataError(f"{where}, row {row + first_row}: {unknown}; {why}.")
         found: Array = np.array([scales[key(word)] for word in clients.words])[clients.codes]
         return found
+
+    def of_client(self, name: str) -> TableEncoding:
+        """The encoding of this client's rows: without the constants of others."""
+        if not self.scales:
+            return self
+        require(name in self.scales, f"client {name} has no training rows, so there is no scale for its numbers.")
+        return replace(self, scales={name: self.scales[name]})
 
     @property
     def names(self) -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedadc.data.columns import Array, Fields
+from fedadc.data.spelling import as_yaml, no_number
 from fedadc.data.summaries import ColumnSummary
 from fedadc.errors import DataError, require
 
@@ -61,8 +62,10 @@ class Column:
         stray = np.flatnonzero(fields.codes >= 0).tolist() if fields.words else []
         if stray:
             row = stray[0]
-            text = reprlib.repr(fields.text(row))
-            raise DataError(f"{where}, row {row + first_row}, column {self.name}: {text} is not a number.")
+            text = fields.text(row)
+            raise DataError(
+                f"{where}, row {row + first_row}, column {self.name}: {reprlib.repr(text)} is {no_number(text)}."
+            )
         scaled = out[0]
         with np.errstate(over="ignore"):
             np.divide(fields.numbers - center, spread, out=scaled, casting="same_kind")  # rounded once, at the end
@@ -94,8 +97,8 @@ class Column:
         """One line about the encoding, for the notes of the data set."""
         if self.categories is not None:
             marked = ", missing values are one" if MISSING_CATEGORY in self.categories else ""
-            return f"{self.name}: text, {len(self.categories)} categories{marked}"
-        text = f"{self.name}: number"
+            return f"{as_yaml(self.name)}: text, {len(self.categories)} categories{marked}"
+        text = f"{as_yaml(self.name)}: number"
         if summary.low is not None and summary.high is not None:
             text += f", {summary.low:g} to {summary.high:g}"
         scaled = f", scaled by ({self.center:.12g}, {self.spread:.12g})" if self.scaled else ", not scaled"

@@ -12,6 +12,7 @@ from fedadc.data.encoding import TableEncoding
 from fedadc.data.features import MISSING_CATEGORY, Column, Constants
 from fedadc.data.labels import require_classes
 from fedadc.data.rules import TableRules
+from fedadc.data.spelling import as_yaml, no_number
 from fedadc.data.summaries import ColumnSummary, TableSummary
 from fedadc.errors import DataError, require
 from fedadc.tasks import Target
@@ -29,23 +30,26 @@ def refuse_stray_texts(summary: TableSummary, rules: TableRules, locate: Locate)
         if column.words and name not in rules.categories and (given or column.texts <= column.numbers):
             why = "scale needs numbers" if given else "most values of the column are numbers"
             where, text = locate(name, column.words)
-            raise DataError(f"{where}, column {name}: {reprlib.repr(text)} is not a number, but {why}.")
+            raise DataError(f"{where}, column {name}: {reprlib.repr(text)} is {no_number(text)}, but {why}.")
 
 
 def notes_about(encoding: TableEncoding, summary: TableSummary) -> tuple[str, ...]:
     """What becomes of every column, the constants to paste, and a warning about large numbers."""
-    notes, wide, fitted = [], [], []
+    notes, wide = [], []
+    fitted: dict[str, list[float]] = {}
     for column in encoding.columns:
         found = summary.columns[column.name]
         notes.append(column.describe(found))
         if column.categories is None and column.scaled and found.sums is not None:
-            fitted.append(f"{column.name}: [{column.center!r}, {column.spread!r}]")
+            fitted[column.name] = [column.center, column.spread]
         plain = column.categories is None and not column.scaled and not column.by_client
         if plain and max(-(found.low or 0), found.high or 0) > 10:
-            wide.append(column.name)
+            wide.append(as_yaml(column.name))
     if fitted:
-        constants = f"scale: {{{', '.join(fitted)}}}"
-        notes.append(f"numbers are scaled by the mean and standard deviation of the training rows, as by {constants}")
+        listed = ", ".join(f"{as_yaml(name)}: {constants}" for name, constants in fitted.items())
+        notes.append(
+            f"numbers are scaled by the mean and standard deviation of the training rows, as by scale: {{{listed}}}"
+        )
     if wide:
         has, are = ("has", "is") if len(wide) == 1 else ("have", "are")
         notes.append(
@@ -87,16 +91,14 @@ def standard_constants(summary: ColumnSummary) -> Constants:
     return round(mean, KEPT_DIGITS - 1 - math.floor(math.log10(spread))), spread
 
 
-def fit_targets(summary: TableSummary, rules: TableRules) -> tuple[Target, ...]:
+def fit_targets(summary: TableSummary, rules: TableRules, locate: Locate) -> tuple[Target, ...]:
     """The numbers to predict, scaled by the given constants or by mean and standard deviation."""
     found = []
     for name in rules.targets:
         column = summary.columns[name]
-        require(
-            not column.words,
-            f"column {name} is to be predicted, but it has texts, e.g. {reprlib.repr(min(column.words, default=''))}.",
-            DataError,
-        )
+        if column.words:
+            where, text = locate(name, column.words)
+            raise DataError(f"{where}, column {name}: the label {reprlib.repr(text)} is {no_number(text)}.")
         mean, deviation = standard_constants(column)
         center, spread = rules.constants.get(name) or (mean, deviation)
         found.append(Target(name, float(center), float(spread), mean=None if center == mean else mean))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedadc.data.columns import Array, Fields
-from fedadc.data.spelling import Spelling, likeness
+from fedadc.data.spelling import Spelling, likeness, no_number
 from fedadc.errors import DataError, require
 
 FEW_NUMBERS = 20  # different numbers that may be classes, whatever they are
@@ -81,8 +81,10 @@ def numbers_to_predict(
             row = stray[0]
             if labels.codes[row] < 0:
                 raise DataError(missing_name(where, row + first_row, column, "label"))
-            text = reprlib.repr(labels.text(row))
-            raise DataError(f"{where}, row {row + first_row}, column {column}: the label {text} is not a number.")
+            text = labels.text(row)
+            raise DataError(
+                f"{where}, row {row + first_row}, column {column}: the label {reprlib.repr(text)} is {no_number(text)}."
+            )
         found.append(labels.numbers)
     return np.stack(found, axis=1)
 

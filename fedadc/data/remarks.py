@@ -10,7 +10,8 @@ import torch
 
 from fedadc.data.columns import Array, Fields
 from fedadc.data.dataset import Dataset, Samples
-from fedadc.data.summaries import TableSummary
+from fedadc.data.spelling import as_yaml
+from fedadc.data.summaries import ColumnSummary, TableSummary
 from fedadc.rng import generator
 
 LEAST_ROWS = 20  # of fewer rows, nothing is said
@@ -20,6 +21,8 @@ ROWS_LOOKED_AT = 1000  # rows, before all of them are
 REPEATED = 0.05  # share of test rows that are training rows, above which it is said
 UNEQUAL = 20  # times the samples of the smallest client that the largest one has
 HASHED_AT_ONCE = 1 << 16  # rows
+# a decimal comma, a percentage, or a number with a unit behind a blank
+QUANTITY = re.compile(r"[+-]?\d[\d.']*,\d+|[+-]?\d[\d.,']*\s*%|[+-]?\d[\d.,']*\s[^\W\d_]{1,5}(/[^\W\d_]{1,5})?")
 DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([ T]\d{1,2}:\d{2}.*)?")
 
 
@@ -27,15 +30,31 @@ def about_columns(columns: Mapping[str, Fields], rows: Array, summary: TableSumm
     """Features of a table that look like identifiers, dates or free text in its training rows."""
     found = []
     for name in used:
-        column = summary.columns[name]
-        words, instead = len(column.words), f"leave it out with drop: [{name}]"
-        if words > LEAST_ROWS and sum(DATE.fullmatch(word) is not None for word in column.words) > 0.9 * words:
-            found.append(f"{name} has dates, which become {words} categories: write them as numbers, or {instead}")
+        column, shown = summary.columns[name], as_yaml(name)
+        words, instead = len(column.words), f"leave it out with drop: [{shown}]"
+        if words > 2 and _most(QUANTITY, column.words):
+            written = f"texts that look like numbers, such as {column.words[0]!r:.30}, which become {words} categories"
+            found.append(f"{shown} has {written}: write them with a decimal point and without units")
+        elif words > 2 and _most(DATE, column.words):
+            found.append(f"{shown} has dates, which become {words} categories: write them as numbers, or {instead}")
         elif words == column.texts > LEAST_ROWS or (not words and _are_identifiers(columns[name], rows)):
-            found.append(f"{name} has another value in every row, as identifiers do: {instead}")
+            found.append(f"{shown} has another value in every row, as identifiers do: {instead}")
         elif words > MANY_FEATURES:
-            found.append(f"{name} becomes {words} features, one for each text: group the texts, or {instead}")
+            found.append(f"{shown} becomes {words} features, one for each text: group the texts, or {instead}")
+        elif summary.rows > LEAST_ROWS and _is_constant(column):
+            found.append(f"{shown} is the same in all training rows, so nothing can be learned from it: {instead}")
     return found
+
+
+def _most(pattern: re.Pattern[str], words: Sequence[str]) -> bool:
+    """Whether nearly all of the texts are of this form."""
+    return sum(pattern.fullmatch(word) is not None for word in words) > 0.9 * len(words)
+
+
+def _is_constant(column: ColumnSummary) -> bool:
+    if column.missing:
+        return not column.texts and not column.numbers
+    return len(column.words) == 1 if column.texts else column.low == column.high
 
 
 def _are_identifiers(fields: Fields, rows: Array) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedadc.data.spelling import DEFAULT_SPELLING, Spelling
 from fedadc.errors import require
+from fedadc.tasks import require_task
 
 Scale = Literal["standard", "per-client", "none"] | Mapping[str, Sequence[float]]
 
@@ -33,6 +34,7 @@ class TableRules:
         label: str | Sequence[str] = "",
     ) -> TableRules:
         """The rules from the settings of a data set."""
+        require_task(task)
         kinds = ("standard", "per-client", "none")
         wanted = "scale must be standard, per-client, none or map columns to (center, spread)"
         require(scale is None or isinstance(scale, Mapping) or scale in kinds, f"{wanted}, not {scale!r:.60}.")

@@ -9,10 +9,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -22,6 +25,8 @@ from fedadc.fields.settings import Settings
 MISSING = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")  # in any case
 MAX_MAGNITUDE = 1e30  # larger values would overflow in float32 arithmetic
 DECIMAL = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]*))?")
+PLAIN = re.compile(r"[^\W\d]([\w .%()/+-]*[\w%)])?")  # names that YAML reads as they are
+NO_TEXTS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")  # in YAML, without quotes
 EXACT_BELOW = 2**53  # integers below are exact in float64
 
 
@@ -34,14 +39,28 @@ def number(text: str) -> float:
     return value if abs(value) <= MAX_MAGNITUDE and "_" not in text else np.nan
 
 
+def no_number(text: str) -> str:
+    """What is wrong with a field that should be a number, as the end of a sentence."""
+    try:
+        large = MAX_MAGNITUDE < abs(float(text)) < inf
+    except ValueError:
+        large = False
+    return f"too large (at most {MAX_MAGNITUDE:g}); list it in missing if it marks a gap" if large else "not a number"
+
+
 def number_name(value: float) -> str:
     """The one spelling of a number that was read from a field."""
     return str(int(value)) if value == int(value) and abs(value) < EXACT_BELOW else repr(value)
 
 
+def clean(text: str) -> str:
+    """A text without blanks around it, whose accents are parts of their letters: some systems write them apart."""
+    return unicodedata.normalize("NFC", text.strip())
+
+
 def spelled(text: str) -> str:
     """A name without blanks around it, and in the one spelling if it is a number."""
-    text = text.strip()
+    text = clean(text)
     match = DECIMAL.fullmatch(text)
     if match is None:
         return text
@@ -54,6 +73,12 @@ def likeness(name: str) -> str:
     """What names have in common that differ only in case, blanks or leading zeros."""
     key = "".join(name.casefold().split())
     return key.lstrip("0") or "0" if key.isascii() and key.isdigit() else key
+
+
+def as_yaml(name: str) -> str:
+    """A name as it can be pasted into a config: with quotes unless it is plain."""
+    plain = PLAIN.fullmatch(name) and name.lower() not in NO_TEXTS
+    return name if plain else json.dumps(name, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -55,3 +55,11 @@ def _cut(text: str, end: str) -> str:
 def _is_empty(value: Any) -> bool:
     empty = isinstance(value, str | tuple | list | dict) and not value
     return value is None or empty or isinstance(value, FunctionType)
+
+
+def short_number(value: float, digits: int = 4) -> str:
+    """A number with so many decimals; from ten thousand on as 1.234e5, which is short whatever its size."""
+    if abs(value) < 1e4:
+        return f"{value:.{digits}f}"
+    mantissa, _, exponent = f"{value:.{max(digits - 1, 1)}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedadc.data.dataset import Array
+from fedadc.fields.summary import short_number
 from fedadc.tasks import Classification, Task
 
 COLUMNS = ("client", "name", "regularizer", "moment", "train_samples", "test_samples")
@@ -140,7 +141,7 @@ def table_rows(rows: Sequence[ResultRow]) -> tuple[list[str], list[list[str]]]:
         return "–" if value is None else f"{100 * value:.{digits}f}"
 
     def shown(value: float | None, row: ResultRow) -> str:
-        return "–" if value is None else percent(value) if row.is_share else f"{value:#.4g}"
+        return "–" if value is None else percent(value) if row.is_share else short_number(value, 3)
 
     cells = []
     for row in rows:

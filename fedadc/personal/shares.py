@@ -61,8 +61,8 @@ def changed_shares(file: Path, plan: Plan, before: Shares, data_dir: Path | None
     if natural and new.test_owners is not None:
         tests = shares_by_name(new.test_owners, before.names)
     else:
-        counts = new.label_counts(clients)
-        tests = local_shares(new.test.y.numpy(), counts, generator(_seed(plan.config), "local test shares"))
+        counts, strata = new.label_counts(clients), new.task.strata(new.test.y)
+        tests = local_shares(strata, counts, generator(_seed(plan.config), "local test shares"))
     after = Shares(new.train, clients, new.test, tests, before.names)
     _warn_of_trained_test_samples(after.test, before.train, file)
     _warn_of_other_scale(new.train, before.train, file)
@@ -90,8 +90,8 @@ def _require_compatible(file: Path, new: Dataset, old: Dataset) -> None:
     only_names = " with other names" if same_inputs and len(new.classes) == len(old.classes) else ""
     require(
         same_inputs and new.classes == old.classes,
-        f"{file} has samples {shapes[0]} {dtypes[0]} of {len(new.classes)} classes, but the model was trained on "
-        f"{shapes[1]} {dtypes[1]} of {len(old.classes)} classes{only_names}.",
+        f"{file} has samples {shapes[0]} {dtypes[0]} of {new.task.words[1]}, but the model was trained on "
+        f"{shapes[1]} {dtypes[1]} of {old.task.words[1]}{only_names}.",
         DataError,
     )
 

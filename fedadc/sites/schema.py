@@ -175,7 +175,7 @@ def _schema_of_tables(
 
     refuse_stray_texts(summary, rules, locate)
     if rules.targets:
-        columns, targets = fit_columns(of_features(summary, rules), rules), fit_targets(summary, rules)
+        columns, targets = fit_columns(of_features(summary, rules), rules), fit_targets(summary, rules, locate)
         encoding = TableEncoding(columns, "", None, (), False, rules.spelling, targets=rules.targets)
         return DataSchema((encoding.width,), "float32", (), Normalization(), encoding, targets)
     rules.spelling.one_name(summary.labels, "the label column of the sites")

@@ -33,7 +33,7 @@ def description_of(loaded: LoadedRun) -> dict[str, Any]:
             "dtype": str(loaded.agreement.inputs.kind).removeprefix("torch."),
             "normalization": {"scale": constants.scale, "mean": list(constants.mean), "std": list(constants.std)},
             "channels_last": loaded.agreement.inputs.channels_last,
-            **_features(schema, loaded.client),
+            **_features(schema),
         },
         "output": {"task": schema.spec.task.name, **_outputs(schema)},
     }
@@ -45,27 +45,25 @@ def _outputs(schema: DataSchema) -> dict[str, Any]:
     return {"targets": [asdict(target) for target in schema.spec.targets]}  # a number is output * spread + center
 
 
-def _features(schema: DataSchema, client: str | None) -> dict[str, Any]:
+def _features(schema: DataSchema) -> dict[str, Any]:
     encoding = schema.encoding
     if encoding is None:
         return {}
     features = [feature for column in encoding.columns for feature in features_of_column(column)]
     found = {"missing": encoding.spelling.in_lower_case, "features": features}
     own = [column.name for column in encoding.columns if column.by_client]
-    return found | ({"client": encoding.client, "scales": _scales(encoding, own, client)} if own else {})
+    return found | (_scales(encoding, own) if own else {})
 
 
-def _scales(encoding: TableEncoding, own: Sequence[str], client: str | None) -> dict[str, dict[str, list[float]]]:
-    """Center and spread of the columns that every client scales by constants of its own; `client`: of this one only."""
+def _scales(encoding: TableEncoding, own: Sequence[str]) -> dict[str, Any]:
+    """The constants of columns that every client scales by its own, and how its rows name it."""
     require(
         bool(encoding.scales),
         "the run's numbers are scaled by every client's own constants (data.scale: per-client), which only its sites "
         "know; export the model at a site, from the folder that it keeps of the run.",
     )
-    known = client is None or client in encoding.scales
-    require(known, f"client {client} has no training rows, so there is no scale for its numbers.")
-    clients = {name: several for name, several in encoding.scales.items() if client in (None, name)}
-    return {name: dict(zip(own, map(list, several), strict=True)) for name, several in clients.items()}
+    constants = {name: dict(zip(own, map(list, several), strict=True)) for name, several in encoding.scales.items()}
+    return {"client": encoding.client, "merge_names": encoding.spelling.merge_names, "scales": constants}
 
 
 def features_of_column(column: Column) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -109,9 +109,8 @@ class LoadedRun:
 
     def require_head(self) -> None:
         """Refuse the global model of a method whose clients alone have trained heads."""
-        metric = next((name for record in self.history for name in JUDGED_BY if name in record), "")
         require(
-            self.client is not None or "personal" not in metric,
+            self.client is not None or not judged_by_own_models(self.history),
             f"{self.path} has no global model that could predict, because each client has its own; give `client`.",
         )
 
@@ -136,6 +135,12 @@ class LoadedRun:
         return summary("LoadedRun", {"path": self.path, **facts, **own})
 
 
+def judged_by_own_models(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a run has no global model that could predict, because clients alone have trained heads."""
+    metric = next((name for record in records for name in JUDGED_BY if name in record), "")
+    return "personal" in metric
+
+
 def load(
     run: str | Path,
     *,
@@ -154,7 +159,8 @@ def load(
     saved several. User code is loaded if it is as the run has sealed it, or with `trust`.
     """
     recorded, device = read_run(Path(run)), resolve_device(device)
-    config = recorded.config(TRAINING_ONLY if client is None else FOR_TRAINING, trust, notes)
+    own_only = client is not None or judged_by_own_models(recorded.records)
+    config = recorded.config(FOR_TRAINING if own_only else TRAINING_ONLY, trust, notes)
     folder = data_dir or text_of(read_facts(recorded.path), "data_dir")
     data_folder = None if folder is None else Path(folder)
     known, samples = _preprocessing(recorded, config, data_folder, notes)
@@ -166,6 +172,9 @@ def load(
     else:
         require(model is None, "`model` does not apply to the own model of a client; leave it out.")
         client, round = _load_own_model(recorded, config, known, agreement, client, regularizer)
+        if known.schema.encoding is not None:
+            own = known.schema.encoding.of_client(client)
+            known = replace(known, schema=replace(known.schema, encoding=own))
     return LoadedRun(
         recorded.path,
         config,

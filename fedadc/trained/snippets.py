@@ -28,7 +28,7 @@ missing = {*description["input"]["missing"], *map(number, description["input"]["
 
 
 def read(value):  # a field as a number or a text; None: it is missing
-    text = "" if value is None or value != value else str(value).strip()
+    text = "" if value is None or value != value else unicodedata.normalize("NFC", str(value).strip())
     found = number(text)
     if text.lower() in missing or found in missing:
         return None
@@ -65,16 +65,28 @@ def category(field):  # 1, 1.0 and "1.0" are the category 1
 rows = [{example}]
 x = torch.tensor([encode(row) for row in rows], dtype=torch.{dtype})
 """
-OWN_SCALES = """def scales_of(row):  # the constants of the client of a row; 1, 1.0 and " +1 " are the client 1
-    text = "" if row[{client}] is None else str(row[{client}]).strip()
+OWN_SCALES = """def alike(text):  # what spellings of a client have in common; 1, 1.0 and " +1 " are the client 1
     parts = re.fullmatch(r"([+-]?)(0|[1-9][0-9]*)(?:[.]([0-9]*))?", text)
     if parts:
         fraction = (parts[3] or "").rstrip("0")
         digits = parts[2] + ("." + fraction if fraction else "")
         text = "-" + digits if parts[1] == "-" and digits != "0" else digits
-    if text not in description["input"]["scales"]:
-        raise ValueError(f"the client {text!r} had no rows in training, but every client has its own scale")
-    return description["input"]["scales"][text]
+    if not description["input"]["merge_names"]:
+        return text
+    text = "".join(text.casefold().split())
+    return text.lstrip("0") or "0" if text.isascii() and text.isdigit() else text
+
+
+scales = {alike(name): constants for name, constants in description["input"]["scales"].items()}
+
+
+def scales_of(row):  # center and spread of every column of numbers, those of the client of the row
+    name = row.get({client}, {only})
+    text = "" if name is None else unicodedata.normalize("NFC", str(name).strip())
+    if alike(text) not in scales:
+        known = ", ".join(description["input"]["scales"])
+        raise ValueError(f"no scale is known for the client {text!r}, only for {known}")
+    return scales[alike(text)]
 
 
 """
@@ -117,15 +129,20 @@ def snippet(description: Mapping[str, Any], form: str) -> str:
         "torch": RUN_PROGRAM,
         "onnx": ONNX,
     }
-    standard = "import json\nimport re" if "scales" in inputs else "import json"
-    return HEAD.format(standard=standard, imports=imports[form]) + _inputs(inputs) + use[form] + shown
+    standard = ["json", *(["re"] if "scales" in inputs else []), *(["unicodedata"] if "features" in inputs else [])]
+    return (
+        HEAD.format(standard="\n".join(f"import {name}" for name in standard), imports=imports[form])
+        + _inputs(inputs)
+        + use[form]
+        + shown
+    )
 
 
 def _inputs(inputs: Mapping[str, Any]) -> str:
     if "features" in inputs:
         by_client = "scales" in inputs
         fills = {
-            "{own}": OWN_SCALES.replace("{client}", repr(inputs["client"])) if by_client else "",
+            "{own}": _own_scales(inputs) if by_client else "",
             "{constants}": "scales_of(row)[name]" if by_client else 'feature["center"], feature["spread"]',
             "{dtype}": inputs["dtype"],
             "{largest!r}": repr(MAX_MAGNITUDE),
@@ -134,6 +151,12 @@ def _inputs(inputs: Mapping[str, Any]) -> str:
         return "\n" + reduce(lambda text, mark: text.replace(mark, fills[mark]), fills, ENCODE)
     shape = ", ".join(map(str, (1, *inputs["shape"])))
     return RAW.format(shape=shape, dtype=inputs["dtype"])
+
+
+def _own_scales(inputs: Mapping[str, Any]) -> str:
+    """The part that finds the constants of a row's client; a model of one client need not be told whose row it is."""
+    only = next(iter(inputs["scales"])) if len(inputs["scales"]) == 1 else None
+    return OWN_SCALES.replace("{client}", repr(inputs["client"])).replace("{only}", repr(only))
 
 
 def _example(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,10 @@ def test_figures_of_each_target_in_its_own_units(call: Call, tmp_path: Path) -> 
     assert saved == {name: row["mae"] for name, row in result.per_target.items()}
     out = fine(call("evaluate", str(tmp_path / "run"), "--by", "target"))
     assert "in units of each target" in out and "rmse" in out
-    refused(call("evaluate", str(tmp_path / "run"), "--by", "class"), "by class needs classes, which regression does not have")
+    refused(
+        call("evaluate", str(tmp_path / "run"), "--by", "class"),
+        "by class needs classes, which regression does not have",
+    )
 
 
 def test_simulated_clients_have_shares_and_a_note_says_so(folder: Path, call: Call) -> None:

@@ -13,7 +13,7 @@ from fedadc.data.dataset import Array, Dataset, DataSpec, Normalization, Samples
 from fedadc.data.labels import require_classes
 from fedadc.data.spelling import DEFAULT_SPELLING, EXACT_BELOW, Spelling
 from fedadc.errors import DataError, FedadcError, require, same_kind
-from fedadc.tasks import Target
+from fedadc.tasks import Target, require_task
 
 FAR = 10.0  # beyond it, an input that is not scaled is remarked on
 ANY_NAME = Spelling(())  # only None, NaN and empty texts are missing
@@ -42,6 +42,7 @@ def from_arrays(
     name them. Missing labels, names that look alike and numbers that are no classes are refused as in a table;
     `missing` replaces the spellings of missing labels, and `merge_names` makes one of names that look alike.
     """
+    require_task(task)
     inputs = checked_inputs(x, name, "training")
     classes: tuple[str, ...] = ()
     goals: tuple[Target, ...] = ()
@@ -195,6 +196,7 @@ def _named(pairs: Mapping[str, Pair], name: str) -> Pair:
 
 def _joined(pairs: Sequence[Pair], name: str, part: str, task: str | None) -> tuple[Tensor, Array, Array]:
     """The inputs, labels and owners of all clients' samples."""
+    require_task(task)
     for k, pair in enumerate(pairs):
         require(
             isinstance(pair, tuple | list) and len(pair) == 2,

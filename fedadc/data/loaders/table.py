@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -177,6 +178,7 @@ def chosen_columns(
 ) -> tuple[str, ...]:
     """The columns that become features; an error if a named column is not in the header."""
     labels = rules.targets or (label,)
+    _require_consistent(labels, client, drop, rules)
     for name in filter(None, [*labels, client, *drop, *rules.columns]):
         if name not in header and len(header) == 1:
             raise DataError(f"{source} has only one column, {[*header]}; separate columns by commas.")
@@ -185,6 +187,18 @@ def chosen_columns(
     used = tuple(name for name in header if name not in {*labels, client, *drop})
     require(bool(used), f"{source} has no feature column left besides the label, client and dropped columns.")
     return used
+
+
+def _require_consistent(labels: Sequence[str], client: str | None, drop: Sequence[str], rules: TableRules) -> None:
+    """Refuse settings that contradict each other: a column has one use."""
+    numbers = [name for name in rules.constants if name not in rules.targets]  # labels are scaled too, if numbers
+    uses = {
+        "label": labels, "client": [client] if client else [], "drop": drop, "categories": rules.categories,
+        "scale": numbers,
+    }  # fmt: skip
+    for first, second in combinations(uses, 2):
+        both = sorted({*uses[first]} & {*uses[second]})
+        require(not both, f"{first} and {second} both name the column {both[0] if both else ''}; it has one use.")
 
 
 def fit_encoding(summary: TableSummary, table: Table) -> TableEncoding:
@@ -224,7 +238,10 @@ def data_of(table: Table, name: str, held_out: HeldOut, fit_on: Collection[str] 
         everybody = table.summaries(rows.train, summary.mixed, sums=True)
         own = (own_scales(one, encoding) for one in everybody)
         encoding = replace(encoding, scales=dict(zip(table.names_of(rows.train), own, strict=True)))
-    targets, remarks = fit_targets(summary, table.rules), about_columns(table.columns, fitted, summary, table.used)
+    targets, remarks = (
+        fit_targets(summary, table.rules, table.locate),
+        about_columns(table.columns, fitted, summary, table.used),
+    )
     notes = (*notes_about(encoding, summary), *notes_about_targets(targets), *remarks)
     samples = table.samples(encoding, keep=False)
     data = Dataset(

@@ -156,7 +156,11 @@ def test_labels(csv: Path, labels: list[str], classes: tuple[str, ...], codes: l
         (["who,label", "1,0", "2,1"], {"client": "who"}, ["no feature column left"]),
         (["a,label", "1,0", "2,0"], {}, ["fewer than two classes"]),
         (["a,label", '"1,0', "2,0"], {}, ["not a CSV file"]),
-        (["a,label", "1,0", "1e300,1"], {}, ["column a", "'1e300' is not a number"]),  # beyond float32
+        (
+            ["a,label", "1,0", "1e300,1"],
+            {},
+            ["column a", "'1e300' is too large (at most 1e+30); list it in missing if it marks a gap"],
+        ),  # beyond float32
     ],
 )
 def test_a_table_that_is_wrong_says_where(csv: Path, rows: list[str], options: dict, words: list[str]) -> None:
