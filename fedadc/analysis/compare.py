@@ -212,9 +212,14 @@ def curve(run: RecordedRun, metric: str) -> list[tuple[int, float]]:
     """(round, value) of every round in which the metric was evaluated."""
     points = _points(run, metric)
     if not points:
-        recorded = sorted({k for r in run.records for k, v in r.items() if isinstance(v, float)})
-        raise FedadcError(f"{run.path} has no {metric} in any round; it has {', '.join(recorded)}.")
+        several = " as one value, but lists, of a value for each class or target" if _is_list(run, metric) else ""
+        recorded = ", ".join(sorted({k for r in run.records for k, v in r.items() if isinstance(v, float)}))
+        raise FedadcError(f"{run.path} has no {metric} in any round{several}; it has {recorded}.")
     return points
+
+
+def _is_list(run: RecordedRun, metric: str) -> bool:
+    return any(isinstance(record.get(metric), list) for record in run.records)
 
 
 def _points(run: RecordedRun, metric: str) -> list[tuple[int, float]]:

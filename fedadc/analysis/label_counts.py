@@ -14,6 +14,7 @@ from fedadc.analysis.plots import save_png
 from fedadc.config.build import load_data, words_of_the_config
 from fedadc.config.settings import Config
 from fedadc.data.dataset import Array
+from fedadc.data.remarks import about_clients
 from fedadc.partitions import Natural, deal
 from fedadc.runs.record import TRAINING_ONLY, load_config
 from fedadc.system.user_code import Notes
@@ -86,7 +87,8 @@ def label_counts(
     named = isinstance(config.data.partition, Natural) and data.owners is not None
     names = tuple(map(str, np.unique(np.asarray(data.owners)) if named else range(len(clients))))
     counts = data.label_counts(clients)
-    return LabelCounts(data.name, rule, data.classes, names, counts, parts, data.notes)
+    remarks = (*data.notes, *(about_clients(data) if named else ()))
+    return LabelCounts(data.name, rule, data.classes, names, counts, parts, remarks)
 
 
 def plot_label_counts(data: LabelCounts, path: Path) -> None:

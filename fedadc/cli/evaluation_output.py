@@ -19,6 +19,7 @@ from fedadc.evaluation.stopping import higher_is_better
 from fedadc.fields.summary import short_number
 from fedadc.runs.evaluation import EvaluationResult
 
+FEW_CLIENTS = 30
 EXTREMES = 10  # clients shown at either end, where not all are shown
 SHOWN_CLASSES = 60
 SHOWN_PAIRS = 15
@@ -46,7 +47,10 @@ def evaluation_tables(result: EvaluationResult, as_json: bool) -> None:
         for row in result.rows()
         if row["data"] not in result.repeated
     ]
-    print_table("", headings, rows, "the best model is the last one" if result.repeated else "")
+    captions = ["the best model is the last one"] if result.repeated else []
+    if result.intervals and result.by == "client" and len(result.per_client) < FEW_CLIENTS:
+        captions.append(f"intervals of fewer than {FEW_CLIENTS} clients are too narrow")
+    print_table("", headings, rows, "; ".join(captions))
     if result.by == "client":
         _clients(result.report())
     elif result.by == "class":

@@ -61,6 +61,8 @@ def personalize(
     the clients' new data, `lr` by default that of the run. User code is loaded if it is as the run has sealed it, or
     with `trust`. `watch` is called after every client, `notes` with messages about the user code.
     """
+    is_path = data is None or isinstance(data, str | Path)
+    require(is_path, f"data must be the path of an .npz, .csv or YAML file, not {type(data).__name__}.")
     names = (regularizers,) if isinstance(regularizers, str) else tuple(regularizers)
     given = {"lr": lr, "mu": mu, "lam": lam, "data": None if data is None else Path(data), "model": model}
     request = Request(clients=clients, regularizers=names, layers=layers, epochs=epochs, **given)  # type: ignore[arg-type]

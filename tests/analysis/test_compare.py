@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedadc.analysis.compare import group, human_bytes, positions, summarize, table_rows
+from fedadc.analysis.compare import curve, group, human_bytes, positions, summarize, table_rows
 from fedadc.analysis.comparison import compare
 from fedadc.analysis.plots import plot
 from fedadc.errors import FedadcError
@@ -146,6 +146,10 @@ def test_bytes_are_per_client_and_round_whatever_the_cohort(write: Write) -> Non
 def test_another_metric(write: Write) -> None:
     (row,) = summarize([write([0.25, 0.75])], metric="test_loss")
     assert row.value == pytest.approx(0.5)
+    with pytest.raises(
+        FedadcError, match=r"no test_list in any round as one value, but lists, .*; it has .*train_loss"
+    ):
+        curve(RecordedRun(Path("run"), {}, [{"round": 1, "train_loss": 1.0, "test_list": [1.0, 2.0]}]), "test_list")
     with pytest.raises(FedadcError, match=r"no test_f1 in any round; it has .*test_accuracy.*train_loss"):
         summarize([write([0.25])], metric="test_f1")
 

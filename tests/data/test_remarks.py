@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import fedadc
@@ -37,6 +38,18 @@ def notes_of(columns: dict[str, list[Any]], folder: Path) -> str:
         ([f"2024-{k % 12 + 1:02}-{k % 25 + 1:02}" for k in range(ROWS)], "c has dates, which become"),
         ([f"{k % 25 + 1}.{k % 12 + 1}.2024" for k in range(ROWS)], "c has dates, which become"),
         ([f"complains of {k % 150}" for k in range(ROWS)], "features, one for each text: group the texts"),
+        (
+            [f'"{k},5"' for k in range(ROWS)],
+            "c has texts that look like numbers, such as '0,5', which become 240 categories",
+        ),
+        ([f'"1.{k % 9}00,25"' for k in range(ROWS)], "look like numbers, such as '1.000,25'"),
+        ([f"{k % 40} kg" for k in range(ROWS)], "write them with a decimal point and without units"),
+        ([f"{k % 40}.5 %" for k in range(ROWS)], "look like numbers"),
+        ([7.5] * ROWS, "c is the same in all training rows, so nothing can be learned from it: leave it out"),
+        (["NA"] * ROWS, "c is the same in all training rows"),
+        (["red"] * ROWS, "c is the same in all training rows"),
+        ([["red", "NA"][k % 2] for k in range(ROWS)], ""),
+        ([f"{k % 9}th" for k in range(ROWS)], ""),
         ([k + 0.5 for k in range(ROWS)], ""),
         ([k % 290 for k in range(ROWS)], ""),
         (["abcdefghij"[k % 10] for k in range(ROWS)], ""),
@@ -47,7 +60,21 @@ def test_columns(column: list[Any], words: str, tmp_path: Path) -> None:
     if words:
         assert words in notes
     else:
-        assert not any(word in notes for word in ("identifiers", "dates", "one for each text"))
+        assert not any(word in notes for word in ("identifiers", "dates", "one for each text", "look like", "the same"))
+
+
+def test_names_of_columns_can_be_pasted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    names = ['"age, years"', "", "no", "plain one", '"kind\nof"', "Größe"]
+    lines = [",".join([*(str(k * (j + 2) % 17) for j in range(len(names))), "ab"[k % 2]]) for k in range(40)]
+    path.write_text("\n".join([",".join([*names, "label"]), *lines]))
+    notes = csv_table(path, "label").notes
+    assert all(note.isprintable() for note in notes)
+    (line,) = (note.partition(" as by scale: ")[2] for note in notes if " as by scale: " in note)
+    scale = yaml.safe_load(line)
+    assert [*scale] == ["age, years", "", "no", "plain one", "kind\nof", "Größe"]
+    again = csv_table(path, "label", scale=scale)
+    assert torch.equal(again.train.x, csv_table(path, "label").train.x)
 
 
 def test_rows_that_were_trained_on(tmp_path: Path) -> None:

@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import fedadc
+from fedadc.cli import terminal
 from fedadc.errors import FedadcError
+from fedadc.fields.summary import short_number
 from fedadc.models import MLP
 from fedadc.personal.folder import personal_state_dict
 from fedadc.personal.personalize import personalize
+from fedadc.personal.results import ClientTotal, ResultRow
+from fedadc.tasks import Regression
 
 SPREAD = 1000.0  # of the level between clients
 
@@ -80,3 +85,38 @@ def test_what_needs_classes_is_refused(config: dict[str, Any], tmp_path: Path) -
     fedadc.run(digits, out=tmp_path / "digits")
     with pytest.raises(FedadcError, match=r"different tasks \(classification, regression\)"):
         personalize([tmp_path / "run", tmp_path / "digits"])
+
+
+def test_new_data_of_clients_that_were_dealt(config: dict[str, Any], tmp_path: Path) -> None:
+    """Their test shares are dealt by strata, of which a regression has one."""
+    arrays = np.load(tmp_path / "numbers.npz")
+    np.savez(tmp_path / "plain.npz", x=arrays["x"], y=arrays["y"])
+    data = {"name": "npz", "path": str(tmp_path / "plain.npz"), "clients": 6}
+    fedadc.run({**config, "data": data}, out=tmp_path / "run")
+    (tmp_path / "changed.yaml").write_text("data: {seed: 5}\n")
+    rows = personalize(tmp_path / "run", data=tmp_path / "changed.yaml").rows
+    assert [row.phase for row in rows] == ["before", "after", "recalibrated"]
+    assert all(row.figures().tested == 6 for row in rows)
+
+
+def test_large_errors_are_shown_whole_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "out", Console(width=80))
+    totals = [ClientTotal(k, str(k), 10, 7, 9.793e7 * (k + 1), 1.368e8 * (k + 1)) for k in range(5)]
+    rows = [ResultRow("stays", name, phase, totals, Regression) for name in ("none", "prox") for phase in ("", "after")]
+    terminal.personal_table(rows)
+    lines = capsys.readouterr().out.splitlines()
+    found = rows[0].figures()
+    text = " ".join(lines)
+    assert max(map(len, lines)) <= 80 and "recalibrated" not in text and text.count("after") == 2
+    for value in (found.global_mean, found.personal_mean, found.personal_std, found.global_cumulative):
+        assert value is not None and f"{value:.2e}".replace("e+0", "e") in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0.0000"), (-3.14159, "-3.1416"), (1.1295e17, "1.130e17"), (-1e5, "-1.000e5"), (float("nan"), "nan")],
+)
+def test_short_numbers(value: float, shown: str) -> None:
+    assert short_number(value) == shown

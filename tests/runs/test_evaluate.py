@@ -242,6 +242,11 @@ def test_own_models_are_judged_on_their_clients_rows(method: str, tmp_path: Path
         assert (row["samples"], row["accuracy"]) == (len(own), pytest.approx(right, rel=1e-12))
         total += right * len(own)
     assert found["accuracy"] == pytest.approx(total / sum(row["samples"] for row in result.per_client.values()))
+    if method == "fedbn":
+        with pytest.raises(FedadcError, match="no global model that could predict, because each client has its own"):
+            fedadc.predict(tmp_path / "run", np.zeros((2, 1, 8, 8), np.uint8), trust=True)
+        own = fedadc.load(tmp_path / "run", client=0, trust=True).predict(np.zeros((2, 1, 8, 8), np.uint8))
+        assert own.outputs.shape == (2, 10)
     with pytest.raises(FedadcError, match="has clients' own models only, each judged on its client's held-out rows"):
         fedadc.evaluate(tmp_path / "run", tmp_path)
 

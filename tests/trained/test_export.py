@@ -310,6 +310,38 @@ def test_the_card_scales_rows_by_the_constants_of_their_client(tmp_path: Path) -
         in_a_process(strange, tmp_path / "out")
 
 
+def test_the_card_takes_names_that_are_merged_as_one(tmp_path: Path) -> None:
+    lines = [f"{20 + k},{['St. Gallen', 'st. gallen', '07', '7'][k % 4]},{k % 2}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,ward,sick", *lines, ""]))
+    data = {"name": "csv", "path": str(tmp_path / "t.csv"), "label": "sick", "client": "ward", "scale": "per-client"}
+    tree = {"rounds": 1, "data": {**data, "merge_names": True}, "model": {"name": "mlp", "hidden": [5]}, "local": LOCAL}
+    fedadc.run(tree, out=tmp_path / "r")
+    fedadc.export(tmp_path / "r", tmp_path / "out", format="torch")
+    columns = {"age": [33, 44, 55], "ward": ["ST.  gallen", "7.0", "007"]}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    (program,) = programs_of_the_card(tmp_path / "out")
+    changed = re.sub(r"rows = .*", f"rows = {rows!r}", program) + "\nimport numpy; numpy.save('x.npy', x.numpy())"
+    in_a_process(changed, tmp_path / "out")
+    expected = read_new_data(columns, fedadc.load(tmp_path / "r").preprocessing)
+    assert np.array_equal(np.load(tmp_path / "out/x.npy"), expected.samples.x.numpy())
+
+
+def test_numbers_to_predict_in_a_card(tmp_path: Path) -> None:
+    """The program gives what `predict` gives, in units of the labels, and the card says of which columns."""
+    lines = [f"{20 + k},{300 + 50 * (k % 7)},{0.01 * k}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,cost,dose", *lines, ""]))
+    data = {"name": "csv", "path": str(tmp_path / "t.csv"), "label": ["cost", "dose"], "clients": 2}
+    tree = {"rounds": 1, "task": "regression", "data": data, "model": {"name": "mlp", "hidden": [5]}, "local": LOCAL}
+    fedadc.run(tree, out=tmp_path / "r")
+    fedadc.export(tmp_path / "r", tmp_path / "out", format="torch")
+    (program,) = programs_of_the_card(tmp_path / "out")
+    shown = in_a_process(re.sub(r"rows = .*", "rows = [{'age': 33}, {'age': 71}]", program), tmp_path / "out")
+    found = [json.loads(line.replace("'", '"')) for line in shown.splitlines()]
+    expected = fedadc.predict(tmp_path / "r", {"age": [33, 71]}).values
+    assert np.allclose([[row["cost"], row["dose"]] for row in found], expected, rtol=1e-5)
+    assert "cost, dose" in (tmp_path / "out/README.md").read_text()
+
+
 def test_the_model_of_a_client_has_its_own_constants_only(tmp_path: Path) -> None:
     write_table(tmp_path / "train.csv")
     tree = table_config(tmp_path / "train.csv", method="fedper")
@@ -322,6 +354,10 @@ def test_the_model_of_a_client_has_its_own_constants_only(tmp_path: Path) -> Non
     assert encoding is not None and loaded.client == "w1"
     assert described["client"] == "ward" and described["scales"] == {"w1": {"age": [*encoding.scales["w1"][0]]}}
     assert "'ward': 'w1'" in programs_of_the_card(tmp_path / "out")[0]
+    alone, named = ({"age": [33], "cp": ["typical"]} | own for own in ({}, {"ward": ["w1"]}))
+    assert (loaded.predict(alone).outputs == loaded.predict(named).outputs).all()
+    with pytest.raises(FedadcError, match="row 2: no scale is known for the client 'w0', only for w1;"):
+        loaded.predict({**alone, "ward": ["w0"]})
 
 
 def test_the_description_and_the_card_say_what_the_model_is(exported: tuple[LoadedRun, Path]) -> None:

@@ -313,11 +313,29 @@ def test_from_csv_takes_a_test_file_or_a_share(table: Path) -> None:
         ({"scale": {"a": 3}}, r"^scale\.a must be \[center, spread\] with a spread above 0, not 3"),
         ({"scale": {"a": (0, float("nan"))}}, r"^scale\.a must be \[center, spread\]"),
         ({"path": 3}, r"^path must be a path, not 3"),
+        ({"task": "regresion"}, r"^task 'regresion' is unknown; did you mean 'regression'"),
+        ({"drop": ["label"]}, r"^label and drop both name the column label; it has one use"),
+        ({"client": "label"}, r"^label and client both name the column label"),
+        ({"client": "who", "drop": ["who"]}, r"^client and drop both name the column who"),
+        ({"drop": ["a"], "categories": ["a"]}, r"^drop and categories both name the column a"),
+        ({"scale": {"a": (1, 2)}, "categories": ["a"]}, r"^categories and scale both name the column a"),
+        ({"scale": {"label": (1, 2)}}, r"^label and scale both name the column label"),
+        ({"categories": ["label"]}, r"^label and categories both name the column label"),
+        ({"label": ["a", "label"], "task": "regression", "drop": ["a"]}, r"^label and drop both name the column a"),
     ],
 )
 def test_from_csv_names_the_argument_that_is_wrong(table: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(FedadcError, match=words):
         from_csv(**{"path": table, "label": "label", **settings})
+
+
+def test_accents_are_parts_of_their_letters(tmp_path: Path) -> None:
+    """Some systems write ü as u and two dots: it is the same client, label and category."""
+    lines = [f"{name},{name},{k},{name}" for k in range(20) for name in ("Zürich", "Zu\u0308rich", "Bern")]
+    path = write(tmp_path / "t.csv", "client,kind,a,label", *lines)
+    data = from_csv(path, "label", "client")
+    assert data.classes == ("Bern", "Zürich") and {*np.asarray(data.owners).tolist()} == {"Bern", "Zürich"}
+    assert data.encoding is not None and data.encoding.columns[0].categories == ("Bern", "Zürich")
 
 
 def test_from_csv_may_keep_all_rows(tmp_path: Path) -> None:
