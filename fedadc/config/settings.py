@@ -32,6 +32,7 @@ from fedadc.partitions import PARTITIONS, Partition
 from fedadc.schedules import SCHEDULES, Schedule
 from fedadc.selections import SELECTIONS, Selection, Uniform
 from fedadc.system.user_code import UserCode
+from fedadc.tasks import Classification
 from fedadc.training.client_states import Storage
 from fedadc.training.coordinator import Weighting
 from fedadc.training.ensembles import Ensembles
@@ -209,6 +210,11 @@ class Config(Settings):
     folder: Path = field(default=Path(), metadata={"config": False}, compare=False)  # searched first for files
     # where user code comes from; set once the config is checked
     code: UserCode | None = field(default=None, metadata={"config": False}, compare=False, repr=False)
+
+    @property
+    def task_name(self) -> str:
+        """The task, whether or not it is given."""
+        return self.task or Classification.name
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -185,7 +185,7 @@ class GrowingColumn:
 
 
 def _plain_numbers(texts: Sequence[str]) -> Array | None:
-    """The fields as numbers; None if one of them is none, or may stand for something else."""
+    """The fields as numbers; None if one of them is not a number, or may stand for something else."""
     try:
         values = np.fromiter(map(float, texts), np.float64, len(texts))
     except ValueError:

@@ -54,9 +54,9 @@ class TableEncoding:
     def features(
         self, fields: Callable[[str], Fields], where: str, first_row: int = 2, clients: Fields | None = None
     ) -> Array:
-        """The features of all rows, float32 [rows, width]; `fields` gives, or gives away, a column by its name.
+        """The features of all rows, float32 [rows, width], stored column by column.
 
-        In memory, they are one feature after the other.
+        `fields` returns a column by its name; it may drop the column, which is not asked for again.
         """
         own = [column.name for column in self.columns if column.by_client]
         scales = self._scales(clients, where, first_row) if own else None

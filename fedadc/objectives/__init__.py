@@ -22,6 +22,12 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 DEFAULT_OBJECTIVES = {"classification": "cross_entropy", "regression": "squared_error"}  # by the name of the task
 
+
+def default_objective(task: str) -> Objective:
+    """The loss of a task, with its default settings."""
+    return OBJECTIVES[DEFAULT_OBJECTIVES[task]]()
+
+
 __all__ = [
     "DEFAULT_OBJECTIVES",
     "OBJECTIVES",
@@ -33,4 +39,5 @@ __all__ = [
     "RestrictedSoftmax",
     "SelfConfidence",
     "SquaredError",
+    "default_objective",
 ]

@@ -23,7 +23,7 @@ from fedadc.fields.settings import Settings
 from fedadc.methods import FedAvg, FedProx, Method
 from fedadc.models.flat import FlatModel
 from fedadc.models.vectors import Vector
-from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, CrossEntropy, SelfConfidence
+from fedadc.objectives import Objective, SelfConfidence, default_objective
 from fedadc.tasks import Classification, Task
 from fedadc.training.aggregate import received
 from fedadc.training.agreement import Agreement
@@ -51,21 +51,16 @@ class Calibration(Settings):
         """The method whose local work has this regularizer, with the loss of this task."""
         if regularizer not in REGULARIZERS:
             raise unknown("regularizer", regularizer, REGULARIZERS)
-        method = REGULARIZERS[regularizer](self)
-        if method.objective == CrossEntropy():
-            return replace(method, objective=OBJECTIVES[DEFAULT_OBJECTIVES[task]]())
-        needed = method.objective.task
-        require(
-            needed in ("", task),
-            f"the regularizer {regularizer} needs task: {needed}, but the task of the run is {task}; use none or prox.",
-        )
+        method = REGULARIZERS[regularizer](self, default_objective(task))
+        needed, fits = method.objective.task, f"the task of the run is {task}; use another regularizer"
+        require(needed in ("", task), f"the regularizer {regularizer} needs task: {needed}, but {fits}.")
         return method
 
 
-REGULARIZERS: dict[str, Callable[[Calibration], Method]] = {
-    "none": lambda _: FedAvg(),
-    "prox": lambda calibration: FedProx(mu=calibration.mu),
-    "confidence": lambda calibration: FedAvg(objective=SelfConfidence(lam=calibration.lam)),
+REGULARIZERS: dict[str, Callable[[Calibration, Objective], Method]] = {
+    "none": lambda _, loss: FedAvg(objective=loss),
+    "prox": lambda calibration, loss: FedProx(mu=calibration.mu, objective=loss),
+    "confidence": lambda calibration, _: FedAvg(objective=SelfConfidence(lam=calibration.lam)),
 }
 
 

@@ -19,7 +19,6 @@ from fedadc.runs.layout import PERSONAL_PLOT, PERSONAL_SUMMARY, PERSONAL_TABLE
 from fedadc.runs.record import RecordedRun, read_run
 from fedadc.system.determinism import deterministic, resolve_device
 from fedadc.system.user_code import Notes
-from fedadc.tasks import Classification
 
 log = logging.getLogger("fedadc")
 
@@ -93,7 +92,7 @@ def _personalized(
         if done < planned and not run.stopped():
             log.warning("%s is not finished: round %d of %d", run.path, done, planned)
     configs = [run.config(trust=trust, notes=notes) for run in recorded]
-    tasks = {config.task or Classification.name for config in configs}
+    tasks = {config.task_name for config in configs}
     require(
         len(tasks) == 1, f"the runs have different tasks ({', '.join(sorted(tasks))}); personalize them one by one."
     )

@@ -15,7 +15,6 @@ from fedadc.fields.settings import Settings
 from fedadc.personal.calibrate import Calibration, Layers, calibration_work
 from fedadc.personal.results import ResultRow
 from fedadc.runs.layout import PERSONAL
-from fedadc.tasks import Classification
 from fedadc.views.local_work import MOST
 
 
@@ -48,7 +47,7 @@ class Request(Settings):
             unused = getattr(self, name) is not None and regularizer not in self.regularizers
             require(not unused, f"`{name}` is for the regularizer {regularizer}, which is not given.")
         for regularizer in self.regularizers:
-            calibration.method(regularizer, config.task or Classification.name)  # refuses one that does not fit
+            calibration.method(regularizer, config.task_name)  # refuses one that does not fit
         return calibration
 
     def folder(self, run: Path) -> Path:

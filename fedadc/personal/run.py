@@ -13,7 +13,7 @@ from fedadc.errors import require
 from fedadc.methods import FedAvg, Method
 from fedadc.models.build import read_weights
 from fedadc.models.vectors import Vector
-from fedadc.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
+from fedadc.objectives import default_objective
 from fedadc.personal.calibrate import ClientTuner, Models, tuned_part
 from fedadc.personal.folder import PersonalFolder
 from fedadc.personal.request import Request, client_numbers, summary_text
@@ -22,7 +22,6 @@ from fedadc.personal.shares import Shares, changed_shares, shares_of
 from fedadc.runs.environment import read_facts, text_of
 from fedadc.runs.own_models import last_state, stored_models
 from fedadc.runs.record import RecordedRun, model_origin, require_same_split, saved_model
-from fedadc.tasks import Classification
 from fedadc.training.client_states import Storage
 from fedadc.training.ensembles import Ensembles
 from fedadc.training.faults import Faults
@@ -136,7 +135,7 @@ def personal_run(
     )
     if file is not None:
         model = replace(config.model, weights=None)
-        objective = OBJECTIVES[DEFAULT_OBJECTIVES[config.task or Classification.name]]()
+        objective = default_objective(config.task_name)
         config = replace(config, model=model, method=FedAvg(), objective=objective, ensembles=Ensembles())
     plan = prepare(config, data_folder, device)
     require_same_split(run.path, plan.config, plan.federation.data)

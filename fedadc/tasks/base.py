@@ -38,7 +38,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def words(self) -> tuple[str, str]:
-        """What a model returns, and of what there are how many: ("logits", "10 classes")."""
+        """What the outputs of a model are, and how many there are: ("logits", "10 classes")."""
 
     @property
     @abstractmethod

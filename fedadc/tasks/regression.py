@@ -46,7 +46,6 @@ class Regression(Task):
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
     always: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae", "r2")
     extra_metrics: ClassVar[tuple[str, ...]] = ("per_target",)
-    label_metrics: ClassVar[tuple[str, ...]] = ()
     sample_metric: ClassVar[str] = "mse"
 
     targets: tuple[Target, ...]

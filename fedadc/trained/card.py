@@ -20,7 +20,8 @@ from fedadc.trained.snippets import snippet
 NO_FIGURES = ("lr", "seconds", "virtual_seconds")  # of a record
 MOST_LISTED = 1000  # features in the card; model.json has all
 BITS = (
-    "`torch` and `onnx` take raw inputs and normalize them; a `state_dict` needs normalized ones. Outputs are "
+    "`torch` and `onnx` take raw inputs (of a table: encoded rows, as above) and normalize them; a `state_dict` needs "
+    "normalized ones. Outputs are "
     "logits; for a regression, scaled numbers. "
     "The bits of fedadc's own predictions need batches of the same rows, one thread (`torch.set_num_threads(1)`) and "
     "its MKL kernels (`MKL_CBWR`, in environment.json of the run, set before torch is imported)."

@@ -28,7 +28,7 @@ def parsed(
 ) -> int | None:
     """Add the rows of a block to the columns, and return how many there are; None: it cannot be parsed.
 
-    Then the columns have to be overwritten from `start` on. `fast`: whether it is worth to load pyarrow.
+    Then the columns have to be overwritten from `start` on. `fast`: whether loading pyarrow is worth its time.
     """
     if b'"' in block or b"\0" in block or len(header) > MOST_PARSED or block.isspace() or _has_long_line(block):
         return None

@@ -149,9 +149,9 @@ class Table:
         return f"{self.source}, row {row + self.first_row}", found.text(row)
 
     def samples(self, encoding: TableEncoding, keep: bool = True) -> Samples:
-        """All rows, encoded; in memory, inputs are one feature after the other, until rows are taken from them.
+        """All rows, encoded. Inputs are stored column by column; `take` returns rows that are stored one by one.
 
-        Without `keep`, the columns are given up one by one, which saves their memory.
+        Without `keep`, the columns of the table are dropped once they are encoded, which saves their memory.
         """
         widest = max(encoding.columns, key=lambda column: column.width)
         rows = len(self.labels)
