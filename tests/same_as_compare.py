@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 METRICS = "metrics.jsonl"
+BEST_MODEL, BEST_TENSORS = "model-best.safetensors", "best."  # which versions before 0.3 do not keep
 NOT_COMPARED = ("seconds", "events")  # of a record: how long it took, and accidents of worker processes
 
 
@@ -26,11 +27,11 @@ def differing_files(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> list[
         if name not in new:
             found.append(f"{name} is missing")
         elif name not in old:
-            found.append(f"{name} should not be there")
+            found += [] if name == BEST_MODEL else [f"{name} should not be there"]
         elif name == METRICS:
             found += [f"{name}: {phrase}" for phrase in differing_records(old[name], new[name])[:1]]
         elif old[name] != new[name]:
-            found.append(f"{name}: {differing_tensors(old[name], new[name])}")
+            found += [f"{name}: {phrase}" for phrase in differing_tensors(old[name], new[name])]
     return found
 
 
@@ -51,18 +52,19 @@ def _figures(line: bytes) -> dict[str, str]:
     return {key: json.dumps(value) for key, value in json.loads(line).items() if key not in NOT_COMPARED}
 
 
-def differing_tensors(old: bytes, new: bytes) -> str:
-    """How two safetensors files differ that are not equal."""
+def differing_tensors(old: bytes, new: bytes) -> list[str]:
+    """A phrase about how two safetensors files differ that are not equal; none if only the best model is new."""
     before, now = tensors(old), tensors(new)
-    if lone := sorted(before.keys() ^ now.keys()):
-        return f"the tensor {lone[0]} is {'missing' if lone[0] in before else 'new'}"
+    added = {name for name in now.keys() - before.keys() if name.startswith(BEST_TENSORS)}
+    if lone := sorted(before.keys() ^ (now.keys() - added)):
+        return [f"the tensor {lone[0]} is {'missing' if lone[0] in before else 'new'}"]
     names = [name for name in before if not np.array_equal(before[name], now[name])]
     if not names:
-        return "all tensors are equal, but the header (names, types, shapes, metadata) differs"
+        return [] if added else ["all tensors are equal, but the header (names, types, shapes, metadata) differs"]
     left, right = before[names[0]], now[names[0]]
     many = f"{(left != right).any(axis=1).sum():,} of {len(left):,} entries" if left.shape == right.shape else "size"
     more = f", and {len(names) - 1} more tensors differ" if len(names) > 1 else ""
-    return f"{names[0]} differs in {many}{more}"
+    return [f"{names[0]} differs in {many}{more}"]
 
 
 def tensors(content: bytes) -> dict[str, np.ndarray]:

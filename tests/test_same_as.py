@@ -128,3 +128,16 @@ def test_a_process_with_sources_of_another_place_fails(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     with pytest.raises(SystemExit, match="fedadc was to come from"):
         same_as.do_jobs({same_as.Version("nothing", tmp_path): []})
+
+
+def test_a_best_model_that_older_versions_do_not_keep_is_no_difference() -> None:
+    kept = save({**TENSORS, "best.0": np.ones(3)})
+    assert differing_files(run_directory(), run_directory(**{"model-best.safetensors": kept})) == []
+    assert differing_files(run_directory(), {**run_directory(), "model.safetensors": kept}) == []
+    other = save({**TENSORS, "a": TENSORS["a"] + 1, "best.0": np.ones(3)})
+    assert differing_files(run_directory(), {**run_directory(), "model.safetensors": other}) == [
+        "model.safetensors: a differs in 2 of 2 entries"
+    ]
+    assert differing_files({**run_directory(), "model.safetensors": kept}, run_directory()) == [
+        "model.safetensors: the tensor best.0 is missing"
+    ]
