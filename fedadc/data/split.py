@@ -81,7 +81,8 @@ class HeldOut(Settings):
             if share is None:
                 continue
             samples = len(data.train) - (len(rows.test) if part == "validation" else 0)
-            require(len(held) > 0, f"{part}: a share of {share} of {samples} samples is empty; increase it.")
+            why = "increase it, or see whether classes have single samples, which are never held out"
+            require(len(held) > 0, f"{part}: a share of {share} of {samples} samples is empty; {why}.")
             fields = {part: data.train.take(held), f"{part}_owners": _of(data.owners, held)}
             divided = replace(divided, **fields)  # type: ignore[arg-type]
         return divided

@@ -38,7 +38,10 @@ def read_columns(path: Path, spelling: Spelling, choose: Choose) -> dict[str, Fi
             require(any(reader.header), f"{path} needs a header and at least one row.", DataError)
             names, dropped = choose(reader.header)
             return reader.columns(spelling, names, dropped)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
+        needed = "columns are separated by commas, and quotes are closed"
+        raise DataError(f"{path} is not a CSV file in UTF-8, whose {needed} ({one_line(error)}).") from error
+    except (OSError, UnicodeDecodeError) as error:
         raise kind_of_failure(error)(f"{path} is not a CSV file in UTF-8 ({one_line(error)}).") from error
 
 

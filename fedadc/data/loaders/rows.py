@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def fields_of(table: Any, spelling: Spelling, names: Collection[str] = ()) -> di
     header = [*table]
     require(bool(header), "the table has no columns.", DataError)
     own = {name: str(name).strip() for name in header}
-    require(len({*own.values()}) == len(header), "two columns of the table have the same name.", DataError)
+    ((twice, many),) = Counter(str(name).strip() for name in header).most_common(1)
+    require(many == 1, f"two columns of the table have the same name, {twice!r:.60}.", DataError)
     for name in header:
         _require_values(own[name], table[name])
     columns = {own[name]: _fields(table[name], spelling, own[name] in names) for name in header}
