@@ -100,12 +100,17 @@ def about_test_rows(data: Dataset) -> list[str]:
     """Test rows that are also training rows, so that figures on them are too high."""
     if data.test is None:
         return []
-    trained, tested = np.sort(_hashes(data.train)), _hashes(data.test)
-    place = np.minimum(np.searchsorted(trained, tested), len(trained) - 1)
-    many = int((trained[place] == tested).sum())
-    if many <= REPEATED * len(tested):
+    many = count_repeated(data.train, data.test)
+    if many <= REPEATED * len(data.test):
         return []
-    return [f"{many:,} of the {len(tested):,} test rows are also training rows: figures on them may be too high"]
+    return [f"{many:,} of the {len(data.test):,} test rows are also training rows: figures on them may be too high"]
+
+
+def count_repeated(train: Samples, others: Samples) -> int:
+    """How many of the other samples are training samples, with the same inputs and label."""
+    trained, tested = np.sort(_hashes(train)), _hashes(others)
+    place = np.minimum(np.searchsorted(trained, tested), len(trained) - 1)
+    return int((trained[place] == tested).sum())
 
 
 def _hashes(samples: Samples) -> Array:

@@ -15,6 +15,7 @@ from fedadc.config.yaml import overlay, read_yaml
 from fedadc.data.dataset import Clients, Dataset, Samples
 from fedadc.data.loaders.csv import csv_like
 from fedadc.data.loaders.npz import npz_like
+from fedadc.data.remarks import count_repeated
 from fedadc.data.shares import local_shares, shares_by_name
 from fedadc.data.split import DEFAULT_TEST_SHARE, HeldOut
 from fedadc.errors import DataError, FedadcError, one_line, require, same_kind
@@ -143,11 +144,10 @@ def _read_data_file(
 
 
 def _warn_of_trained_test_samples(test: Samples, train: Samples, file: Path) -> None:
-    """Warn of test samples that the global model was trained on: accuracies on them are too high."""
-    trained = {row.tobytes() for row in train.x.numpy()}
-    count = sum(row.tobytes() in trained for row in test.x.numpy())
+    """Warn of test samples that the global model was trained on: figures on them are too good."""
+    count = count_repeated(train, test)
     if count:
         log.warning(
-            "%d of the %d test samples of %s were in the run's training data; accuracies on them are too high",
+            "%d of the %d test samples of %s were in the run's training data; figures on them are too good",
             *(count, len(test), file),
         )

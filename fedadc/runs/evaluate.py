@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedadc.config.build import Plan, prepare
 from fedadc.config.ending import BEST
 from fedadc.data.dataset import Array, Dataset, Samples
 from fedadc.data.loaders.samples import read_owned_samples
+from fedadc.data.remarks import count_repeated
 from fedadc.errors import DataError, require, unknown
 from fedadc.evaluation.fairness import FAIRNESS, owner_of_rows
 from fedadc.evaluation.figures import CLASS_FIGURES
@@ -181,18 +181,9 @@ def _owners_there(file: str, ids: Array | None, federation: Federation) -> Owner
 
 
 def _note_seen_rows(train: Samples, new: Samples, name: str, notes: Notes) -> None:
-    """Say how many of the rows are training rows, with the same inputs and label."""
-    trained = set(_digests(train))
-    seen = sum(digest in trained for digest in _digests(new))
+    seen = count_repeated(train, new)
     if seen:
         notes(f"{seen:,} of {len(new):,} rows of {name} are among the rows that the model was trained on")
-
-
-def _digests(samples: Samples) -> Iterator[bytes]:
-    """A short digest of every row with its label."""
-    inputs, labels = samples.x.numpy(), samples.y.numpy()
-    for x, y in zip(inputs, labels, strict=True):
-        yield hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
 
 
 def _samples(file: Path | Any, data: Dataset) -> tuple[Samples, Array | None]:
