@@ -134,7 +134,7 @@ class _ClientRows:
 
     def of_column(self, fields: Fields, sums: bool) -> _ColumnOfClients:
         starts = np.cumsum(self.sizes) - self.sizes
-        values = fields.numbers[self.rows]
+        values = fields.numbers.take(self.rows)
         gaps = np.isnan(values)
         numbers = self.sizes.copy()
         if gaps.any():

@@ -92,7 +92,7 @@ def _by_arrow(block: bytes, columns: Columns, header: Sequence[str], start: int)
 def _add_numbers(column: GrowingColumn, fields: Any, start: int) -> bool:
     """Add numbers of pyarrow; False if one is such as nan or inf, which the csv module tells apart."""
     values = _array(fields, np.float64)
-    return np.isnan(values).sum() <= fields.null_count and column.add_numbers(values, start)
+    return np.count_nonzero(np.isnan(values)) <= fields.null_count and column.add_numbers(values, start)
 
 
 def _array(fields: Any, kind: type[np.generic]) -> Array:
