@@ -10,7 +10,7 @@ import torch
 
 from fedadc.data.columns import Array, Fields
 from fedadc.data.dataset import Dataset, Samples
-from fedadc.data.spelling import as_yaml
+from fedadc.data.spelling import as_yaml, likeness
 from fedadc.data.summaries import ColumnSummary, TableSummary
 from fedadc.rng import generator
 
@@ -41,9 +41,23 @@ def about_columns(columns: Mapping[str, Fields], rows: Array, summary: TableSumm
             found.append(f"{shown} has another value in every row, as identifiers do: {instead}")
         elif words > MANY_FEATURES:
             found.append(f"{shown} becomes {words} features, one for each text: group the texts, or {instead}")
+        elif alike := _alike(column.words):
+            found.append(
+                f"{shown} has {alike[0]!r:.30} and {alike[1]!r:.30}, which become two categories: write them alike"
+            )
         elif summary.rows > LEAST_ROWS and _is_constant(column):
             found.append(f"{shown} is the same in all training rows, so nothing can be learned from it: {instead}")
     return found
+
+
+def _alike(words: Sequence[str]) -> tuple[str, str] | None:
+    """Two texts that differ only in case, blanks or leading zeros, if there are such."""
+    first: dict[str, str] = {}
+    for word in words:
+        other = first.setdefault(likeness(word), word)
+        if other != word:
+            return other, word
+    return None
 
 
 def _most(pattern: re.Pattern[str], words: Sequence[str]) -> bool:

@@ -92,6 +92,11 @@ def _training(loaded: LoadedRun) -> str:
     figures = [
         (name, f"{value:.4f}") for name, value in last.items() if isinstance(value, float) and name not in NO_FIGURES
     ]
+    names = [target.name for target in loaded.preprocessing.spec.targets]
+    for name, values in last.items():
+        if "per_target" in name and isinstance(values, list) and len(values) == len(names):
+            each = zip(names, values, strict=True)
+            figures.append((name, ", ".join(f"{own} {'–' if v is None else f'{v:.4f}'}" for own, v in each)))
     of_model = "the run's" if loaded.client is None else "those of all clients together, in this run's"
     return (
         "## Training\n" + _table(("setting", "value"), method)

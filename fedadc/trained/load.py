@@ -130,7 +130,8 @@ class LoadedRun:
 
     def __repr__(self) -> str:
         last = self.history[-1]
-        facts = {"data": self.config.data.name, "classes": len(self.classes), "round": last["round"], **scores(last)}
+        outputs = {"classes": len(self.classes)} if self.classes else {"targets": len(self.preprocessing.targets)}
+        facts = {"data": self.config.data.name, **outputs, "round": last["round"], **scores(last)}
         own = {} if self.client is None else {"client": self.client}
         return summary("LoadedRun", {"path": self.path, **facts, **own})
 

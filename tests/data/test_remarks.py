@@ -49,6 +49,10 @@ def notes_of(columns: dict[str, list[Any]], folder: Path) -> str:
         (["NA"] * ROWS, "c is the same in all training rows"),
         (["red"] * ROWS, "c is the same in all training rows"),
         ([["red", "NA"][k % 2] for k in range(ROWS)], ""),
+        (
+            [["Male", "male", "other"][k % 3] for k in range(ROWS)],
+            "c has 'Male' and 'male', which become two categories",
+        ),
         ([f"{k % 9}th" for k in range(ROWS)], ""),
         ([k + 0.5 for k in range(ROWS)], ""),
         ([k % 290 for k in range(ROWS)], ""),

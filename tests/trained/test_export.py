@@ -332,14 +332,17 @@ def test_numbers_to_predict_in_a_card(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["age,cost,dose", *lines, ""]))
     data = {"name": "csv", "path": str(tmp_path / "t.csv"), "label": ["cost", "dose"], "clients": 2}
     tree = {"rounds": 1, "task": "regression", "data": data, "model": {"name": "mlp", "hidden": [5]}, "local": LOCAL}
-    fedadc.run(tree, out=tmp_path / "r")
+    last = fedadc.run({**tree, "evaluate": {"metrics": ["per_target"]}}, out=tmp_path / "r").history[-1]
     fedadc.export(tmp_path / "r", tmp_path / "out", format="torch")
     (program,) = programs_of_the_card(tmp_path / "out")
     shown = in_a_process(re.sub(r"rows = .*", "rows = [{'age': 33}, {'age': 71}]", program), tmp_path / "out")
     found = [json.loads(line.replace("'", '"')) for line in shown.splitlines()]
     expected = fedadc.predict(tmp_path / "r", {"age": [33, 71]}).values
     assert np.allclose([[row["cost"], row["dose"]] for row in found], expected, rtol=1e-5)
-    assert "cost, dose" in (tmp_path / "out/README.md").read_text()
+    cost, dose = last["test_per_target_mae"]
+    text = (tmp_path / "out/README.md").read_text()
+    assert "cost, dose" in text and f"| test_per_target_mae | cost {cost:.4f}, dose {dose:.4f} |" in text
+    assert "targets=2" in repr(fedadc.load(tmp_path / "r"))
 
 
 def test_the_model_of_a_client_has_its_own_constants_only(tmp_path: Path) -> None:
