@@ -126,7 +126,8 @@ class GrowingColumn:
         values = np.array([value for value, _ in read])[rows]
         codes = np.array([code for _, code in read], dtype=np.int32)[rows]
         if self.numbers is not None or not np.isnan(values).all():
-            self.add_numbers(values, start)
+            fits = self.add_numbers(values, start)
+            assert fits, "`number` returns no larger ones"
         if self.codes is not None or (codes >= 0).any():
             self._add_codes(codes, start)
 
