@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedadc.data.roster import client_place
 from fedadc.errors import DataError, DiskError, require
 from fedadc.models.build import read_weights
 from fedadc.runs.layout import (
@@ -29,6 +30,7 @@ from fedadc.runs.layout import (
     foreign_in_personal,
     personal_file,
 )
+from fedadc.runs.preprocessing import read_preprocessing
 from fedadc.runs.record import model_facts, model_origin
 from fedadc.system.files import flush_folder, folder_lock, to_safetensors, write_files
 
@@ -109,11 +111,15 @@ def _empty(folder: Path) -> None:
 
 
 def personal_state_dict(
-    run: str | Path, client: int, regularizer: str | None = None, folder: str = PERSONAL
+    run: str | Path, client: int | str, regularizer: str | None = None, folder: str = PERSONAL
 ) -> dict[str, Tensor]:
-    """The state dict of a client's whole model after `personalize`; load it with `load_state_dict` of your module."""
-    require(isinstance(client, Integral), f"client must be a number, not {client!r}.")
+    """The state dict of a client's whole model after `personalize`; load it with `load_state_dict` of your module.
+
+    `client` is a number, as in the names of the files, or the name that the data gives it.
+    """
+    require(isinstance(client, Integral | str), f"client must be a number or a name, not {client!r:.60}.")
     path = Path(run) / folder
+    number = _number_of(client, Path(run)) if isinstance(client, str) else int(client)
     summary = _read_summary(path)
     variants = [name for name in PERSONAL_MODELS if (path / name).is_dir()]
     require(bool(variants), f"{path} contains no model of any client; run `fedadc personalize` again.", DataError)
@@ -121,7 +127,7 @@ def personal_state_dict(
         regularizer in variants or (regularizer is None and len(variants) == 1),
         f"{path} contains models for {', '.join(variants)}; set `regularizer` to one of them.",
     )
-    file = path / (regularizer or variants[0]) / personal_file(client)
+    file = path / (regularizer or variants[0]) / personal_file(number)
     require(file.is_file(), f"{path} has no model of client {client}.")
     tuned = read_weights(file)
     if not summary.get("model"):
@@ -135,6 +141,16 @@ def personal_state_dict(
         DataError,
     )
     return read_weights(model) | tuned
+
+
+def _number_of(name: str, run: Path) -> int:
+    known = read_preprocessing(run)
+    if known is not None and known.clients is not None:
+        return client_place(name, known.clients)
+    require(
+        name.isdecimal(), f"client must be a number, not {name!r:.60}: the data of {run} does not name its clients."
+    )
+    return int(name)
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:

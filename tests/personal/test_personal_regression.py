@@ -61,6 +61,10 @@ def test_own_heads_are_compared_with_the_global_model(config: dict[str, Any], tm
     summary = json.loads((run / "personal/summary.json").read_text())
     assert summary["rows"] == [figures]
     assert set(personal_state_dict(run, 3, "none")) == set(module.state_dict())
+    by_name, by_number = personal_state_dict(run, "3", "none"), personal_state_dict(run, 3, "none")
+    assert all(torch.equal(by_name[name], by_number[name]) for name in by_number)
+    with pytest.raises(FedadcError, match="client must be a number, not 'nobody'"):
+        personal_state_dict(run, "nobody")
     assert (run / "personal/personal.png").read_bytes().startswith(b"\x89PNG")
 
 
