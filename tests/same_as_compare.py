@@ -11,7 +11,8 @@ import numpy as np
 
 METRICS = "metrics.jsonl"
 BEST_MODEL, BEST_TENSORS = "model-best.safetensors", "best."  # which versions before 0.3 do not keep
-NOT_COMPARED = ("seconds", "events")  # of a record: how long it took, and accidents of worker processes
+# of a record: how long it took, accidents of worker processes, and why it was the last, which is new
+NOT_COMPARED = ("seconds", "events", "stopped")
 
 
 def compared_files(folder: Path) -> dict[str, bytes]:

@@ -352,6 +352,22 @@ def _run_loader(config: Config, data_dir: str | Path | None, held_out: HeldOut) 
     return data, _with_defaults(parameters, node.options), "held_out" in parameters
 
 
+def with_new_options(config: Config) -> Config:
+    """The config of a run of an earlier version, with the defaults of options that its data and model have got since.
+
+    Defaults are chosen so that they do what was done before there was an option.
+    """
+
+    def filled(key: str, name: str, options: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+        if name == AT_SITES:
+            return options
+        return _with_defaults(inspect.signature(config.schema.lookup(key, name, known)).parameters, options)
+
+    data, model = config.data, config.model
+    data = replace(data, options=filled("data", data.name, data.options, DATASETS))
+    return replace(config, data=data, model=replace(model, options=filled("model", model.name, model.options, MODELS)))
+
+
 def _with_defaults(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
     """The given options, and the defaults of all others whose values are plain enough for a config."""
     plain = (bool, int, float, str, list, tuple, type(None))

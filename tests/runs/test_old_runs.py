@@ -10,7 +10,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import yaml
 
 import fedadc
 from commands import Call, contents, fine, records
@@ -87,3 +90,20 @@ def test_an_old_run_is_not_measured_on_samples_that_it_was_trained_on(tmp_path: 
         with pytest.raises(FedadcError, match=r"trained by version 0\.2\.0, which held out other test samples"):
             measure(tmp_path / "a")
     assert "sites.csv" in fedadc.evaluate(tmp_path / "a", tmp_path / "sites.csv")
+
+
+def test_options_that_data_and_model_have_got_since_have_their_defaults(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
+    tree = {
+        "rounds": 4, "data": {"name": "npz", "path": str(tmp_path / "data.npz"), "clients": 3},
+        "model": {"name": "mlp", "hidden": [4]}, "local": {"steps": 2, "batch_size": 8, "lr": 0.1},
+    }  # fmt: skip
+    whole = fedadc.run(tree)
+    fedadc.run(tree, out=tmp_path / "run", until=2)
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    for node, option in (("data", "merge_names"), ("data", "missing"), ("model", "projection")):
+        config[node].pop(option)
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(CannotResume, match=r"data\.merge_names False \(now True\)"):
+        fedadc.resume(tmp_path / "run", "data.merge_names=true")
+    assert torch.equal(fedadc.resume(tmp_path / "run").state.theta, whole.state.theta)
