@@ -175,7 +175,7 @@ class RunDirectory:
         directory = cls(path, plan)
         with directory._released_on_failure():
             original = original or recorded_config(path, given=plan.config.classes())
-            require_same_settings(with_new_options(original), plan.config, str(path))
+            require_same_settings(with_new_options(original), with_new_options(plan.config), str(path))
             before, metrics = read_facts(path), path / METRICS
             directory.checkpoints.config = text_of(before, "settings") or directory.checkpoints.config
             found = directory.checkpoints.newest(lambda size: metrics_prefix(metrics, size), warn)
