@@ -31,8 +31,8 @@ def write_patients(path: Path, rows: int = 1000) -> None:
             hospital = hospital.lower() if rng.random() < 0.1 and hospital in ("Bern", "Zug") else hospital
             age, chol = rng.normal(60 if ill else 48, 9), rng.normal(265 if ill else 225, 40)
             pain = int(rng.choice([1, 2, 3], p=[0.2, 0.3, 0.5] if ill else [0.5, 0.2, 0.3]))
-            gap = rng.random() < 0.1
-            table.writerow([k, hospital, round(age), "NA" if gap else round(chol, 1), pain, "ill" if ill else "healthy"])
+            chol = "NA" if rng.random() < 0.1 else round(chol, 1)
+            table.writerow([k, hospital, round(age), chol, pain, "ill" if ill else "healthy"])
 
 
 def show_what_becomes_of_it() -> None:
