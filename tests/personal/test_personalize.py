@@ -91,31 +91,60 @@ class Masked(fedadc.methods.FedProx):
 # --- calibration is local work with a frozen body -------------------------------------------------------------------
 
 
+def require_masked_training(
+    trained: fedadc.Federation, calibration: Calibration, regularizer: str, clients: tuple[int, ...]
+) -> list[tuple[Tensor, float]]:
+    """Calibrated heads are those of training the whole model with the body's gradient set to zero, in float64.
+
+    Returns the head of each client, and its total over the client's own samples.
+    """
+    theta, agreement, model, work = trained.start().theta, trained.agreement, trained.model, calibration.work
+    method, found = calibration.method(regularizer, agreement.task.name), []
+    mu = calibration.mu if regularizer == "prox" else 0.0
+    masked = Server(Masked(mu=mu, objective=method.objective), Ensembles())
+    whole = replace(trained.simulated, agreement=replace(agreement, server=masked))
+    part, head = tuned_part(agreement, theta, "head", trained.evaluation.batch_size), model.part("head")
+    for client in clients:
+        steps = int(steps_of(trained, np.array([client]))[0])
+        with deterministic():
+            updated(whole, 0, work.lr, theta, client, steps)
+            expected = model.theta.clone()
+            model.theta.copy_(theta)
+            own = part.features(trained.data.train, trained.clients[client])
+            tuned = calibrated(part, agreement, client, own, work, method)
+            found.append((tuned, part.total(tuned, own)))
+        assert torch.equal(expected[model.part("embed")], theta[model.part("embed")])
+        assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
+        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)  # the head has changed
+    assert torch.equal(model.theta, theta)
+    return found
+
+
 @pytest.mark.parametrize("make", [small_mlp, Bent])
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_calibrating_the_head_equals_training_with_the_bodys_gradient_masked(regularizer: str, make: Any) -> None:
-    """In float64, and without clipping, whose norm would include the body."""
+    """Without clipping, whose norm would include the body."""
     plain = replace(WORK, clip=None)
-    trained = federation(make(), plain)
-    theta, agreement = trained.start().theta, trained.agreement
-    calibration = Calibration(work=plain, mu=0.7, lam=0.6)
-    method = calibration.method(regularizer)
-    mu = 0.7 if regularizer == "prox" else 0.0
-    masked = Server(Masked(mu=mu, objective=method.objective), Ensembles())
-    whole = replace(trained.simulated, agreement=replace(agreement, server=masked))
-    part, head = tuned_part(trained.agreement, theta, "head", trained.evaluation.batch_size), trained.model.part("head")
-    for client in (0, 3, 5):
-        steps = int(steps_of(trained, np.array([client]))[0])
-        with deterministic():
-            updated(whole, 0, plain.lr, theta, client, steps)
-            expected = trained.model.theta.clone()
-            trained.model.theta.copy_(theta)
-            own = part.features(trained.data.train, trained.clients[client])
-            tuned = calibrated(part, agreement, client, own, plain, method)
-        assert torch.equal(expected[trained.model.part("embed")], theta[trained.model.part("embed")])
-        assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
-        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)  # the head has changed
-    assert torch.equal(trained.model.theta, theta)
+    require_masked_training(federation(make(), plain), Calibration(work=plain, mu=0.7, lam=0.6), regularizer, (0, 3, 5))
+
+
+@pytest.mark.parametrize("regularizer", ["none", "prox"])
+def test_calibrating_the_head_of_a_regression_equals_training_with_the_bodys_gradient_masked(regularizer: str) -> None:
+    """And the total is the sum of squared errors that NumPy finds in the labels' own units."""
+    torch.manual_seed(1)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)), rng.normal([50, -3], [20, 0.1], size=(60, 2))
+    data = fedadc.data.from_arrays(x, y, owners=np.arange(60) % 4, task="regression")
+    plain = replace(WORK, clip=None)
+    trained = fedadc.Federation(model=MLP((5,), 2, hidden=(6, 7)).double(), data=data, local=plain, seed=5)
+    found = require_masked_training(trained, Calibration(work=plain, mu=0.7), regularizer, (0, 3))
+    center, spread = (np.array([getattr(t, key) for t in trained.data.targets]) for key in ("center", "spread"))
+    for client, (tuned, total) in zip((0, 3), found, strict=True):
+        samples = trained.data.train.take(trained.clients[client])
+        features = trained.model.features(trained.model.theta, samples.x).numpy()
+        weight, bias = tuned[: 2 * 7].reshape(2, 7).numpy(), tuned[2 * 7 :].numpy()
+        errors = center + spread * (features @ weight.T + bias) - samples.y.numpy()
+        assert total == pytest.approx((errors**2).mean(axis=1).sum(), rel=1e-6)
 
 
 def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **settings: float) -> list[Tensor]:
@@ -127,38 +156,6 @@ def ends(trained: fedadc.Federation, regularizer: str, layers: Any = "head", **s
             calibrated(part, trained.agreement, k, own, WORK, calibration.method(regularizer))
             for k, own in enumerate(seen)
         ]
-
-
-@pytest.mark.parametrize("regularizer", ["none", "prox"])
-def test_calibrating_the_head_of_a_regression_equals_training_with_the_bodys_gradient_masked(regularizer: str) -> None:
-    torch.manual_seed(1)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 5)), rng.normal([50, -3], [20, 0.1], size=(60, 2))
-    data = fedadc.data.from_arrays(x, y, owners=np.arange(60) % 4, task="regression")
-    plain = replace(WORK, clip=None)
-    trained = fedadc.Federation(model=MLP((5,), 2, hidden=(6, 7)).double(), data=data, local=plain, seed=5)
-    theta, agreement = trained.start().theta, trained.agreement
-    method = Calibration(work=plain, mu=0.7).method(regularizer, "regression")
-    masked = Server(Masked(mu=0.7 if regularizer == "prox" else 0.0, objective=method.objective), Ensembles())
-    whole = replace(trained.simulated, agreement=replace(agreement, server=masked))
-    part, head = tuned_part(agreement, theta, "head", trained.evaluation.batch_size), trained.model.part("head")
-    for client in (0, 3):
-        steps = int(steps_of(trained, np.array([client]))[0])
-        with deterministic():
-            updated(whole, 0, plain.lr, theta, client, steps)
-            expected = trained.model.theta.clone()
-            trained.model.theta.copy_(theta)
-            own = part.features(trained.data.train, trained.clients[client])
-            tuned = calibrated(part, agreement, client, own, plain, method)
-            # the mean over its samples is the squared error that a NumPy reference finds in the labels' own units
-            total = part.total(tuned, own)
-        assert torch.allclose(tuned, expected[head], rtol=0, atol=1e-10)
-        assert not torch.allclose(tuned, theta[head], rtol=0, atol=1e-3)
-        weight, bias = tuned[: 2 * 7].reshape(2, 7).numpy(), tuned[2 * 7 :].numpy()
-        center, spread = (np.array([getattr(t, k) for t in trained.data.targets]) for k in ("center", "spread"))
-        outputs = center + spread * (own.x.numpy() @ weight.T + bias)
-        errors = (outputs - trained.data.train.y[trained.clients[client]].numpy()) ** 2
-        assert total == pytest.approx(errors.mean(axis=1).sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("layers", ["head", "all"])
